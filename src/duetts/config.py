@@ -1,0 +1,106 @@
+"""Engine and server settings: frozen dataclasses checked when built. `DUETTS_*` variables are read here and nowhere else.
+
+This room knows no torch, no HTTP and no model dimensions (those are in `model_config.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from duetts.errors import ConfigError
+
+MIB = 1 << 20
+
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
+
+ENVIRONMENT_PREFIX = "DUETTS_"
+
+
+def environment(values: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The `DUETTS_*` variables, prefix removed and lower-cased. Empty values count as unset."""
+    source = os.environ if values is None else values
+    return {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for name, value in source.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and value
+    }
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine runs. `dtype` "auto" is the checkpoint's on a GPU and float32 on a CPU.
+
+    `max_model_len` bounds prompt and output together, in positions; None is the smaller of the model's and 16384.
+    `rows` is the fixed number of sequences computed together on a CPU, where it keeps results equal to the bit.
+    `codec_quantum` is the fixed number of frames that one codec call decodes on a CPU, for the same reason.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: LoadFormat = "auto"
+    max_num_seqs: int = 8
+    max_queue: int = 32
+    max_model_len: int | None = None
+    rows: int = 4
+    codec_quantum: int = 2
+    prefill_block: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in ("auto", "float32", "float16", "bfloat16", "float64"), f"dtype {self.dtype!r} is unknown")
+        _require(self.load_format in ("auto", "dummy"), f"load format {self.load_format!r} is not auto or dummy")
+        for name in ("max_num_seqs", "rows", "codec_quantum", "prefill_block"):
+            value: int = {"max_num_seqs": self.max_num_seqs, "rows": self.rows, "codec_quantum": self.codec_quantum,
+                          "prefill_block": self.prefill_block}[name]  # fmt: skip
+            _require(value >= 1, f"{name} is {value}, below 1")
+        _require(self.max_queue >= 0, f"max_queue is {self.max_queue}, below 0")
+        _require(self.max_model_len is None or self.max_model_len >= 2, f"max_model_len is {self.max_model_len}, below 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may cost before anything is computed for it."""
+
+    max_body_bytes: int = 16 * MIB
+    max_input_chars: int = 32768
+    max_references: int = 4
+    reference_bytes: int = 10 * MIB
+    reference_min_s: float = 1.0
+    reference_max_s: float = 30.0
+    references_total_s: float = 60.0
+    max_new_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        _require(self.max_body_bytes >= 1024, f"max_body_bytes is {self.max_body_bytes}, below 1024")
+        _require(self.max_input_chars >= 1, f"max_input_chars is {self.max_input_chars}, below 1")
+        _require(self.max_references >= 1, f"max_references is {self.max_references}, below 1")
+        _require(self.reference_bytes >= 1024, f"reference_bytes is {self.reference_bytes}, below 1024")
+        _require(
+            0 < self.reference_min_s <= self.reference_max_s,
+            f"reference seconds {self.reference_min_s}..{self.reference_max_s} are no range",
+        )
+        _require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}, below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id."""
+
+    served_model_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    root_path: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.served_model_names), "at least one served model name is needed")
+        _require(0 <= self.port <= 65535, f"port {self.port} is not in 0..65535")

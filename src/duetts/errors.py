@@ -1,0 +1,101 @@
+"""Every error that duetts raises on purpose. This room knows nothing of HTTP: `server/errors.py` maps it to statuses.
+
+DuettsError
+├── ConfigError               a setting, option or environment variable that cannot be right
+├── CheckpointError           a model folder that is incomplete, damaged or of the wrong shape
+│   ├── ModelNotFound         no such folder, and no such model in the hub cache or on the hub
+│   └── UnsupportedModel      a `model_type` that duetts does not know
+├── NotEnoughMemory           the model and its caches do not fit the device
+├── InvalidRequest            the caller can fix it; names the field and a machine-readable code
+│   ├── UnknownModel          the request names a model that is not served
+│   └── ForbiddenReference    a reference address that the operator does not allow
+├── RequestEnded              the request did not produce all of its audio
+│   ├── Aborted               the caller went away or cancelled
+│   ├── DeadlineExceeded      the request's own time limit passed
+│   ├── EmptyGeneration       the model ended before the first frame
+│   └── EngineFailure         a step failed; the request is lost, the server goes on
+├── Overloaded                the queue is full; carries a retry time
+└── NotReady                  loading, draining or dead
+"""
+
+from __future__ import annotations
+
+
+class DuettsError(Exception):
+    """Parent of every error raised on purpose."""
+
+
+class ConfigError(DuettsError):
+    """A setting, command line option, environment variable or configuration file that cannot be right."""
+
+
+class CheckpointError(DuettsError):
+    """A model folder that is incomplete, damaged or does not fit its own configuration."""
+
+
+class ModelNotFound(CheckpointError):
+    """No folder and no hub model of this name can be read."""
+
+
+class UnsupportedModel(CheckpointError):
+    """The configuration names a `model_type` that duetts does not know."""
+
+
+class NotEnoughMemory(DuettsError):
+    """Model and caches do not fit the device."""
+
+
+class InvalidRequest(DuettsError):
+    """A request that the caller can correct.
+
+    `field` is the name of the offending request field (None: the body as a whole), `code` a stable machine-readable word.
+    """
+
+    def __init__(self, message: str, *, field: str | None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.code = code
+
+
+class UnknownModel(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="model", code="model_not_found")
+
+
+class ForbiddenReference(InvalidRequest):
+    """A reference address that the operator has not allowed."""
+
+
+class RequestEnded(DuettsError):
+    """The request did not produce all of its audio."""
+
+
+class Aborted(RequestEnded):
+    """The caller went away or cancelled."""
+
+
+class DeadlineExceeded(RequestEnded):
+    """The request's own time limit passed."""
+
+
+class EmptyGeneration(RequestEnded):
+    """The model ended before it made a single frame."""
+
+
+class EngineFailure(RequestEnded):
+    """A step of the engine failed; this request is lost, others are not."""
+
+
+class Overloaded(DuettsError):
+    """The waiting line is full. `retry_after_s` is the engine's estimate of when a place will be free."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(DuettsError):
+    """Loading, draining or dead: no request is taken now."""

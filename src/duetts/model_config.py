@@ -1,0 +1,434 @@
+"""The dimensions of a model, read from its folder's `config.json`, `codec_config.json` and `generation_config.json`.
+
+Every key is checked: a wrong type, an impossible value or an unknown key is a `CheckpointError` that names file and key.
+This room knows no torch and no settings of engine or server (those are in `config.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from duetts.errors import CheckpointError, UnsupportedModel
+from duetts.types import Sampling
+
+SUPPORTED_MODEL_TYPES = ("fish_qwen3_omni", "dual_ar")
+
+
+class Fields:
+    """A JSON object that is read key by key: right types, no unknown keys, and errors that name file, key and value."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, ignored: tuple[str, ...] = ()) -> None:
+        self._values = dict(values)
+        self._where = where
+        self._known: set[str] = set(ignored)
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def _take(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        self._known.add(key)
+        value = self._values.get(key, default)
+        if value is _REQUIRED:
+            raise CheckpointError(f"{self._where}: the key {key!r} is missing")
+        wrong = isinstance(value, bool) and kind is not bool
+        if value is not None and (wrong or not isinstance(value, kind)):
+            raise CheckpointError(f"{self._where}: {key!r} is {value!r}, which is not {_kind_name(kind)}")
+        return default if value is None and default is not _REQUIRED else value
+
+    def integer(self, key: str, default: Any = ..., minimum: int = 1) -> int:
+        value: int = self._take(key, int, _REQUIRED if default is ... else default)
+        if value is None or value < minimum:
+            raise CheckpointError(f"{self._where}: {key!r} is {value}, below {minimum}")
+        return value
+
+    def number(self, key: str, default: Any = ...) -> float:
+        value = self._take(key, (int, float), _REQUIRED if default is ... else default)
+        if value is None or not value > 0:
+            raise CheckpointError(f"{self._where}: {key!r} is {value}, which is not above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self._take(key, bool, default))
+
+    def text(self, key: str, default: str) -> str:
+        return str(self._take(key, str, default))
+
+    def integers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        value = self._take(key, (list, tuple), default)
+        if not value or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value):
+            raise CheckpointError(f"{self._where}: {key!r} is {value!r}, which is not a list of whole numbers")
+        return tuple(value)
+
+    def section(self, key: str, ignored: tuple[str, ...] = ()) -> Fields:
+        return Fields(self._take(key, dict, {}), f"{self._where}, {key}", ignored)
+
+    def finish(self) -> None:
+        """Refuses keys that nobody asked for, with the closest known one."""
+        for key in self._values:
+            if key not in self._known:
+                close = get_close_matches(key, self._known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise CheckpointError(f"{self._where}: unknown key {key!r}{hint}")
+
+
+_REQUIRED = object()
+
+
+def _kind_name(kind: type | tuple[type, ...]) -> str:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "an object"}
+    return " or ".join(dict.fromkeys(names.get(k, k.__name__) for k in kinds))
+
+
+# -- model --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Dimensions of one transformer decoder, slow or fast."""
+
+    num_layers: int
+    dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    vocab_size: int
+    max_positions: int
+    rope_base: float
+    norm_eps: float
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(f"config: {self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads")
+        if self.head_dim % 2:
+            raise CheckpointError(f"config: head_dim is {self.head_dim}; rotary embedding needs an even number")
+
+    @property
+    def qkv_dim(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The dual-AR language model: token ranges, family switches and both decoders."""
+
+    model_type: str
+    slow: DecoderConfig
+    fast: DecoderConfig
+    num_codebooks: int
+    end_id: int
+    semantic_start: int
+    semantic_end: int
+    tie_word_embeddings: bool
+    scale_codebook_embeddings: bool
+    norm_fast_input: bool
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.semantic_start <= self.semantic_end < self.slow.vocab_size:
+            raise CheckpointError(
+                f"config: semantic tokens {self.semantic_start}..{self.semantic_end} do not lie in a "
+                f"vocabulary of {self.slow.vocab_size}"
+            )
+        if not 0 <= self.end_id < self.slow.vocab_size or self.semantic_start <= self.end_id <= self.semantic_end:
+            raise CheckpointError(f"config: end token {self.end_id} is no text token of the vocabulary")
+        if self.num_semantic > self.fast.vocab_size:
+            raise CheckpointError(
+                f"config: {self.num_semantic} semantic tokens exceed the {self.fast.vocab_size} codes of the fast decoder"
+            )
+
+    @property
+    def num_semantic(self) -> int:
+        return self.semantic_end - self.semantic_start + 1
+
+    @property
+    def fast_project(self) -> bool:
+        """True when the two decoders have different widths, so that a projection joins them."""
+        return self.slow.dim != self.fast.dim
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+        """Reads either family. Raises `UnsupportedModel` for another `model_type`, `CheckpointError` for bad keys."""
+        kind = values.get("model_type")
+        if kind == "fish_qwen3_omni":
+            return _read_nested(values, where)
+        if kind == "dual_ar":
+            return _read_flat(values, where)
+        supported = ", ".join(SUPPORTED_MODEL_TYPES)
+        raise UnsupportedModel(f"{where}: model_type {kind!r} is not supported; supported are {supported}")
+
+
+# Keys that say nothing about inference, and what the common hub tools add to any file.
+_IGNORED = (
+    "_name_or_path", "architectures", "auto_map", "transformers_version", "torch_dtype", "pad_token_id", "bos_token_id",
+    "audio_pad_token_id", "dropout", "initializer_range", "use_gradient_checkpointing", "audio_hidden_dim", "is_reward_model",
+    "share_codebook_embeddings", "tokenizer_path", "fast_dropout",
+)  # fmt: skip
+
+
+def _read_decoder(source: Fields, spell: Callable[[str], str], vocab_size: int, **fixed: Any) -> DecoderConfig:
+    """One decoder from `source`, its keys spelled by `spell`; `fixed` holds what is decided elsewhere or its defaults."""
+    default = fixed.pop("default", None)
+    dim = source.integer(spell("dim"), default.dim if default else ...)
+    heads = source.integer(spell("n_head"), default.num_heads if default else ...)
+    return DecoderConfig(
+        dim=dim,
+        num_heads=heads,
+        num_kv_heads=source.integer(spell("n_local_heads"), default.num_kv_heads if default else heads),
+        head_dim=source.integer(spell("head_dim"), default.head_dim if default else max(1, dim // heads)),
+        ffn_dim=source.integer(spell("intermediate_size"), default.ffn_dim if default else ...),
+        vocab_size=vocab_size,
+        qk_norm=source.flag(spell("attention_qk_norm"), default.qk_norm if default else False),
+        qkv_bias=source.flag(spell("attention_qkv_bias"), default.qkv_bias if default else False),
+        o_bias=source.flag(spell("attention_o_bias"), default.o_bias if default else False),
+        **fixed,
+    )
+
+
+def _read_slow(source: Fields) -> DecoderConfig:
+    return _read_decoder(
+        source,
+        str,
+        source.integer("vocab_size"),
+        num_layers=source.integer("n_layer"),
+        max_positions=source.integer("max_seq_len", 2048),
+        rope_base=source.number("rope_base", 10000.0),
+        norm_eps=source.number("norm_eps", 1e-5),
+    )
+
+
+def _refuse_experts(source: Fields, where: str) -> None:
+    if source.flag("use_moe", False):
+        raise UnsupportedModel(f"{where}: use_moe is true; mixtures of experts are not supported")
+
+
+def _read_nested(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """`fish_qwen3_omni`: the reference runs the fast decoder with the slow one's rope base and norm epsilon."""
+    top = Fields(values, where, _IGNORED)
+    text = top.section("text_config", _IGNORED)
+    audio = top.section("audio_decoder_config", (*_IGNORED, "rope_base", "norm_eps", "max_seq_len"))
+    for part in (top, text, audio):
+        part.text("model_type", "")
+        _refuse_experts(part, where)
+    slow = _read_slow(text)
+    num_codebooks = audio.integer("num_codebooks")
+    for name, value, expected in (
+        ("text_dim", audio.integer("text_dim", slow.dim), slow.dim),
+        ("tie_word_embeddings", audio.flag("tie_word_embeddings", False), False),
+        ("num_codebooks", text.integer("num_codebooks", num_codebooks), num_codebooks),
+    ):
+        if value != expected:
+            raise CheckpointError(f"{where}: {name} is {value} where the other decoder's section implies {expected}")
+    fast = _read_decoder(
+        audio,
+        str,
+        audio.integer("vocab_size"),
+        num_layers=audio.integer("n_layer"),
+        max_positions=num_codebooks,
+        rope_base=slow.rope_base,
+        norm_eps=slow.norm_eps,
+    )
+    config = ModelConfig(
+        model_type="fish_qwen3_omni",
+        slow=slow,
+        fast=fast,
+        num_codebooks=num_codebooks,
+        end_id=top.integer("eos_token_id", minimum=0),
+        semantic_start=top.integer("semantic_start_token_id", minimum=0),
+        semantic_end=top.integer("semantic_end_token_id", minimum=0),
+        tie_word_embeddings=text.flag("tie_word_embeddings", True),
+        scale_codebook_embeddings=text.flag("scale_codebook_embeddings", True),
+        norm_fast_input=text.flag("norm_fastlayer_input", True),
+        dtype=top.text("dtype", "bfloat16"),
+    )
+    for part in (top, text, audio):
+        part.finish()
+    return config
+
+
+def _read_flat(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """`dual_ar`: one flat object; `fast_*` keys default to the slow values, token ids come from the tokenizer if absent."""
+    top = Fields(values, where, _IGNORED)
+    top.text("model_type", "")
+    _refuse_experts(top, where)
+    slow = _read_slow(top)
+    num_codebooks = top.integer("num_codebooks")
+    fast = _read_decoder(
+        top,
+        lambda key: f"fast_{key}",
+        top.integer("codebook_size"),
+        default=slow,
+        num_layers=top.integer("n_fast_layer", 4),
+        max_positions=num_codebooks,
+        rope_base=slow.rope_base,
+        norm_eps=slow.norm_eps,
+    )
+    config = ModelConfig(
+        model_type="dual_ar",
+        slow=slow,
+        fast=fast,
+        num_codebooks=num_codebooks,
+        end_id=top.integer("eos_token_id", minimum=0),
+        semantic_start=top.integer("semantic_start_token_id", minimum=0),
+        semantic_end=top.integer("semantic_end_token_id", minimum=0),
+        tie_word_embeddings=top.flag("tie_word_embeddings", True),
+        scale_codebook_embeddings=top.flag("scale_codebook_embeddings", False),
+        norm_fast_input=top.flag("norm_fastlayer_input", False),
+        dtype=top.text("dtype", "bfloat16"),
+    )
+    top.finish()
+    return config
+
+
+# -- codec --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WindowConfig:
+    """A causal transformer whose positions see only the last `window` ones. Multi-head, no biases."""
+
+    num_layers: int
+    dim: int
+    num_heads: int
+    head_dim: int
+    ffn_dim: int
+    window: int
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    """The waveform codec. The defaults are S2 Pro's, whose repository has no file that says them."""
+
+    sample_rate: int = 44100
+    encoder_dim: int = 64
+    encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
+    encoder_transformers: tuple[WindowConfig | None, ...] = (None, None, None, WindowConfig(4, 1024, 16, 64, 3072, 512))
+    latent_dim: int = 1024
+    decoder_dim: int = 1536
+    decoder_rates: tuple[int, ...] = (8, 8, 4, 2)
+    downsample: tuple[int, ...] = (2, 2)
+    pre_module: WindowConfig = WindowConfig(8, 1024, 16, 64, 3072, 128)
+    post_module: WindowConfig = WindowConfig(8, 1024, 16, 64, 3072, 128)
+    codebook_dim: int = 8
+    semantic_size: int = 4096
+    residual_size: int = 1024
+    num_residual: int = 9
+
+    @property
+    def num_codebooks(self) -> int:
+        return 1 + self.num_residual
+
+    @property
+    def frame_length(self) -> int:
+        """Samples in one frame."""
+        return math.prod(self.encoder_rates) * math.prod(self.downsample)
+
+    def __post_init__(self) -> None:
+        if math.prod(self.decoder_rates) != math.prod(self.encoder_rates):
+            raise CheckpointError(f"codec: decoder rates {self.decoder_rates} do not undo encoder rates {self.encoder_rates}")
+        if self.encoder_dim << len(self.encoder_rates) != self.latent_dim:
+            raise CheckpointError(
+                f"codec: encoder_dim {self.encoder_dim} doubled {len(self.encoder_rates)} times is not "
+                f"latent_dim {self.latent_dim}"
+            )
+        if self.decoder_dim % (1 << len(self.decoder_rates)):
+            raise CheckpointError(f"codec: decoder_dim {self.decoder_dim} cannot be halved {len(self.decoder_rates)} times")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "codec_config.json") -> CodecConfig:
+        """Reads an optional `codec_config.json`; absent keys are S2 Pro's. `quantizer_transformer` sets pre and post modules,
+        `pre_module_layers` and `post_module_layers` their depths one by one."""
+        base = cls()
+        top = Fields(values, where, ("quantizer_dim", "frame_length", "_comment"))
+        encoder_dim = top.integer("encoder_dim", base.encoder_dim)
+        latent_dim = top.integer("latent_dim", base.latent_dim)
+        rates = top.integers("encoder_rates", base.encoder_rates)
+        head_dim = top.integer("encoder_transformer_head_dim", 64)
+        window = top.integer("encoder_transformer_window", 512)
+        layers = top.integers("encoder_transformer_layers", (*(0 for _ in rates[1:]), 4))
+        encoders = [
+            _encoder_window(depth, encoder_dim << (i + 1), head_dim, window, where) for i, depth in enumerate(layers)
+        ]
+        inner = top.section("quantizer_transformer")
+        module = WindowConfig(
+            num_layers=inner.integer("n_layer", base.pre_module.num_layers),
+            dim=latent_dim,
+            num_heads=inner.integer("n_head", base.pre_module.num_heads),
+            head_dim=inner.integer("head_dim", base.pre_module.head_dim),
+            ffn_dim=inner.integer("intermediate_size", base.pre_module.ffn_dim),
+            window=inner.integer("window", base.pre_module.window),
+            norm_eps=inner.number("norm_eps", base.pre_module.norm_eps),
+            rope_base=inner.number("rope_base", base.pre_module.rope_base),
+        )
+        config = cls(
+            sample_rate=top.integer("sample_rate", base.sample_rate),
+            encoder_dim=encoder_dim,
+            encoder_rates=rates,
+            encoder_transformers=tuple(encoders),
+            latent_dim=latent_dim,
+            decoder_dim=top.integer("decoder_dim", base.decoder_dim),
+            decoder_rates=top.integers("decoder_rates", base.decoder_rates),
+            downsample=top.integers("downsample_factor", base.downsample),
+            pre_module=replace(module, num_layers=top.integer("pre_module_layers", module.num_layers)),
+            post_module=replace(module, num_layers=top.integer("post_module_layers", module.num_layers)),
+            codebook_dim=top.integer("codebook_dim", base.codebook_dim),
+            semantic_size=top.integer("semantic_codebook_size", base.semantic_size),
+            residual_size=top.integer("residual_codebook_size", base.residual_size),
+            num_residual=top.integer("n_residual_codebooks", base.num_residual),
+        )
+        for key, value in (("quantizer_dim", latent_dim), ("frame_length", config.frame_length)):
+            if values.get(key, value) != value:
+                raise CheckpointError(f"{where}: {key!r} is {values[key]!r}; the other keys make it {value}")
+        inner.finish()
+        top.finish()
+        return config
+
+
+def _encoder_window(depth: int, dim: int, head_dim: int, window: int, where: str) -> WindowConfig | None:
+    if depth == 0:
+        return None
+    if dim % head_dim:
+        raise CheckpointError(f"{where}: encoder_transformer_head_dim {head_dim} does not divide width {dim}")
+    return WindowConfig(depth, dim, dim // head_dim, head_dim, 3 * dim, window)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises `CheckpointError` naming the file when it is no such thing."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.name}: holds no JSON object")
+    return values
+
+
+def read_sampling(folder: Path) -> Sampling:
+    """The model's sampling defaults from its optional `generation_config.json`; absent keys are S2 Pro's."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return Sampling()
+    base = Sampling()
+    source = Fields(read_json(path), path.name, (*_IGNORED, "eos_token_id", "do_sample", "max_new_tokens"))
+    residual = source.number("residual_temperature", base.temperature) if "residual_temperature" in source else None
+    sampling = Sampling(
+        temperature=source.number("temperature", base.temperature),
+        top_p=source.number("top_p", base.top_p),
+        top_k=source.integer("top_k", base.top_k, minimum=0),
+        repetition_penalty=source.number("repetition_penalty", base.repetition_penalty),
+        residual_temperature=residual,
+    )
+    source.finish()
+    return sampling

@@ -1,0 +1,188 @@
+"""The words that rooms share: requests, chunks, outcomes and the `Speaker` seam. Holds no behaviour, no torch, no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from duetts.errors import DuettsError
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+FinishReason = Literal["stop", "length", "aborted", "failed", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy, `top_k` 0 is no limit, `residual_temperature` None is `temperature`."""
+
+    temperature: float = 0.8
+    top_p: float = 0.9
+    top_k: int = 30
+    repetition_penalty: float = 1.0
+    residual_temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A voice to clone: an encoded audio file of any container, and what is said in it."""
+
+    audio: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """What a front door asks of the synthesizer. Fields left None take the model's or the server's default."""
+
+    text: str
+    references: tuple[Reference, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    timeout_s: float | None = None
+    streaming: bool = False
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """What the engine is asked: ids and codes, no text.
+
+    `prompt` is int32 [1 + codebooks, positions]: row 0 token ids, the others codes (0 at text positions).
+    `seed` is any 64-bit integer. `max_frames` bounds the output. `streaming` asks for small first chunks.
+    """
+
+    request_id: str
+    prompt: Int32
+    sampling: Sampling
+    seed: int
+    max_frames: int
+    streaming: bool = False
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of whole frames: mono signed 16-bit little-endian PCM at the codec rate."""
+
+    pcm: bytes
+    num_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from submission: waiting, until the prompt was read, until the first chunk, until the end."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    first_audio_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an utterance ended. The last item of every stream; `error` is set unless the reason is stop or length."""
+
+    reason: FinishReason
+    num_frames: int
+    input_tokens: int
+    timings: Timings = field(default_factory=Timings)
+    error: DuettsError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerInfo:
+    """What the text side must know about the model behind a speaker."""
+
+    model_type: str
+    sample_rate: int
+    frame_length: int
+    num_codebooks: int
+    max_model_len: int
+    weights: str = "trained"
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+class Speaker(Protocol):
+    """The seam between the text side and an engine, in this process or another."""
+
+    info: SpeakerInfo
+
+    def speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
+        """Chunks in order, then one `Outcome`. Closing the iterator aborts. Raises `Overloaded`, `NotReady`."""
+        ...
+
+    async def encode_reference(self, wave: Float32) -> Int32:
+        """Mono float32 [samples] at the codec rate to codes int32 [codebooks, frames]."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Gauges and counters of the engine, plain numbers and strings."""
+        ...
+
+    async def close(self) -> None:
+        """Ends running utterances as aborted and frees the device."""
+        ...
+
+
+class Speech:
+    """One spoken request: iterate for its chunks, then read `outcome`. `aclose` cancels what is still running."""
+
+    def __init__(
+        self, source: AsyncGenerator[Chunk | Outcome, None], *, request_id: str, seed: int, input_tokens: int, sample_rate: int
+    ) -> None:
+        self._source = source
+        self.request_id = request_id
+        self.seed = seed
+        self.input_tokens = input_tokens
+        self.sample_rate = sample_rate
+        self.outcome: Outcome | None = None
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The next chunk. Raises the outcome's error when the request did not end by itself."""
+        if self.outcome is not None:
+            raise StopAsyncIteration
+        item = await anext(self._source)
+        if isinstance(item, Chunk):
+            return item
+        self.outcome = item
+        if item.error is not None:
+            raise item.error
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Stops the engine's work for this request; harmless after its end."""
+        await self._source.aclose()
+
+
+class SpeechService(Protocol):
+    """What a front door needs: the synthesizer, or a fake of it in tests."""
+
+    @property
+    def info(self) -> SpeakerInfo:
+        """Facts of the model that is served."""
+        ...
+
+    async def start(self, request: SpeechRequest) -> Speech:
+        """Checks the request completely, encodes its references and queues it.
+
+        Raises `InvalidRequest` for what the caller can fix, `Overloaded` or `NotReady` when there is no room.
+        """
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Gauges and counters of the engine."""
+        ...
