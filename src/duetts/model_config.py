@@ -82,7 +82,14 @@ _REQUIRED = object()
 
 def _kind_name(kind: type | tuple[type, ...]) -> str:
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "an object"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
     return " or ".join(dict.fromkeys(names.get(k, k.__name__) for k in kinds))
 
 
@@ -109,7 +116,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(f"config: {self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads")
+            raise CheckpointError(
+                f"config: {self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads"
+            )
         if self.head_dim % 2:
             raise CheckpointError(f"config: head_dim is {self.head_dim}; rotary embedding needs an even number")
 
@@ -337,14 +346,18 @@ class CodecConfig:
 
     def __post_init__(self) -> None:
         if math.prod(self.decoder_rates) != math.prod(self.encoder_rates):
-            raise CheckpointError(f"codec: decoder rates {self.decoder_rates} do not undo encoder rates {self.encoder_rates}")
+            raise CheckpointError(
+                f"codec: decoder rates {self.decoder_rates} do not undo encoder rates {self.encoder_rates}"
+            )
         if self.encoder_dim << len(self.encoder_rates) != self.latent_dim:
             raise CheckpointError(
                 f"codec: encoder_dim {self.encoder_dim} doubled {len(self.encoder_rates)} times is not "
                 f"latent_dim {self.latent_dim}"
             )
         if self.decoder_dim % (1 << len(self.decoder_rates)):
-            raise CheckpointError(f"codec: decoder_dim {self.decoder_dim} cannot be halved {len(self.decoder_rates)} times")
+            raise CheckpointError(
+                f"codec: decoder_dim {self.decoder_dim} cannot be halved {len(self.decoder_rates)} times"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "codec_config.json") -> CodecConfig:

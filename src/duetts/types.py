@@ -139,7 +139,13 @@ class Speech:
     """One spoken request: iterate for its chunks, then read `outcome`. `aclose` cancels what is still running."""
 
     def __init__(
-        self, source: AsyncGenerator[Chunk | Outcome, None], *, request_id: str, seed: int, input_tokens: int, sample_rate: int
+        self,
+        source: AsyncGenerator[Chunk | Outcome, None],
+        *,
+        request_id: str,
+        seed: int,
+        input_tokens: int,
+        sample_rate: int,
     ) -> None:
         self._source = source
         self.request_id = request_id

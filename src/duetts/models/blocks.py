@@ -1,0 +1,109 @@
+"""Blocks that both decoders and the codec share: norms, rotary embedding, grouped attention, gated MLP.
+
+An attention block computes queries, keys and values and hands them to an `attend` function, which owns the memory
+(a KV cache, a sliding window, or none). So the same block serves prefill, decode, whole-signal and streaming use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# (queries [batch, heads, n, d], keys and values [batch, kv_heads, n, d]) -> [batch, heads, n, d]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def upcast(x: Tensor) -> Tensor:
+    """float32 for half types; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def rope_table(positions: Tensor, head_dim: int, base: float) -> Tensor:
+    """Cosines and sines of `positions` [...] for interleaved pairs: float32 [..., head_dim / 2, 2].
+
+    The values are rounded to bfloat16, as the models were trained with such a table: exact ones move logits and samples.
+    """
+    exponents = torch.arange(0, head_dim, 2, device=positions.device)[: head_dim // 2].float() / head_dim
+    angles = positions.float()[..., None] * (1.0 / (base**exponents))
+    return torch.stack((angles.cos(), angles.sin()), dim=-1).bfloat16().float()
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Turns the pairs (2i, 2i + 1) of x [batch, n, heads, d] by the angles of `table` [batch or 1, n, d / 2, 2]."""
+    even, odd = upcast(x).unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = table.unsqueeze(2).to(even.dtype).unbind(-1)
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight. The quotient is rounded to the activation type before the product, as in the reference."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+class HeadNorm(RMSNorm):
+    """RMSNorm of queries and keys within a head: here the weight is applied before rounding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(wide.dtype)
+        return scaled.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with fused projection; rows of `wqkv` are all queries, then keys, then values."""
+
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int, head_dim: int, *, qkv_bias: bool = False, o_bias: bool = False,
+        qk_norm_eps: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.sizes = (heads, kv_heads, kv_heads)
+        self.head_dim = head_dim
+        self.wqkv = nn.Linear(dim, sum(self.sizes) * head_dim, bias=qkv_bias)
+        self.wo = nn.Linear(heads * head_dim, dim, bias=o_bias)
+        self.qk_norm = qk_norm_eps is not None
+        if qk_norm_eps is not None:
+            self.q_norm = HeadNorm(head_dim, qk_norm_eps)
+            self.k_norm = HeadNorm(head_dim, qk_norm_eps)
+
+    def forward(self, x: Tensor, rope: Tensor, attend: Attend) -> Tensor:
+        """x [batch, n, dim], rope [batch or 1, n, head_dim / 2, 2] -> [batch, n, dim]."""
+        q, k, v = self.wqkv(x).unflatten(-1, (-1, self.head_dim)).split(self.sizes, dim=2)  # [batch, n, heads, d]
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, rope), rotate(k, rope)
+        y = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        out: Tensor = self.wo(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class GatedMLP(nn.Module):
+    """w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, hidden, bias=False)
+        self.w3 = nn.Linear(dim, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+    """softmax(q k' / sqrt(d)) v with q [batch, heads, n, d], k and v [batch, kv_heads, m, d], mask true where seen."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )

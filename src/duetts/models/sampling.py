@@ -1,0 +1,148 @@
+"""Drawing tokens: filter, temperature, repetition awareness, and random numbers that belong to a request.
+
+The order is the reference's: candidates are cut by top-p and top-k at temperature 1, then the survivors are tempered,
+then one is drawn by an exponential race, argmax(p / -log u). A number u is a function of (seed, frame, draw, rank), so
+what a row draws depends on nothing but its own request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duetts.models.blocks import upcast
+from duetts.types import Sampling
+
+REPEAT_WINDOW = 10  # main tokens that a new one is compared with (repetition-aware sampling)
+PENALTY_WINDOW = 16  # main tokens that the repetition penalty looks back on
+NARROW = 64  # candidates kept unless a row's top_k asks for more
+
+_GAMMA = -7046029254386353131  # odd 64-bit constant of the golden ratio, as a signed number
+_MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # multipliers of the splitmix64 finaliser
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The splitmix64 finaliser on int64, whose products wrap around and whose shifts are made logical by masks."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def uniforms(seed: Tensor, frame: Tensor, draws: int, ranks: int) -> Tensor:
+    """Numbers in (0, 1): seed and frame int64 [batch] -> float32 [batch, draws, ranks]."""
+    lanes = torch.arange(draws * ranks, device=seed.device).view(draws, ranks)
+    key = _mix(_mix(seed * _GAMMA) + frame * _GAMMA)
+    bits = (_mix(key[:, None, None] + (lanes + 1) * _GAMMA) >> 40) & 0xFFFFFF
+    return (bits.float() + 0.5) * 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling values of a batch, one entry a row."""
+
+    temperature: Tensor
+    residual_temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor  # 0 is no limit
+    penalty: Tensor
+    seed: Tensor
+    ranks: int  # candidates to keep: enough for every row
+    penalised: bool  # whether any row has a penalty other than 1
+
+    @classmethod
+    def of(cls, rows: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> SamplingRows:
+        """Gathers values; seeds are any 64-bit integers."""
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, device=device, dtype=torch.float32)
+
+        residual = [r.temperature if r.residual_temperature is None else r.residual_temperature for r in rows]
+        return cls(
+            temperature=column([r.temperature for r in rows]),
+            residual_temperature=column(residual),
+            top_p=column([r.top_p for r in rows]),
+            top_k=torch.tensor([r.top_k for r in rows], device=device),
+            penalty=column([r.repetition_penalty for r in rows]),
+            seed=torch.tensor(list(seeds), device=device, dtype=torch.int64),
+            ranks=NARROW if all(0 < r.top_k <= NARROW for r in rows) else 0,
+            penalised=any(r.repetition_penalty != 1.0 for r in rows),
+        )
+
+
+def candidates(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+    """Sorted logits [batch, ranks] with dropped ones at -inf, and their ids. Cut at temperature 1, rank 0 always stays.
+
+    A rank is dropped once the cumulative probability *including it* exceeds top_p (the common rule keeps that one).
+    """
+    total = upcast(logits)
+    ordered, ids = total.sort(dim=-1, descending=True, stable=True)
+    if ranks:
+        ordered, ids = ordered[:, :ranks], ids[:, :ranks]
+    reached = (ordered - total.logsumexp(-1, keepdim=True)).exp().cumsum(-1)
+    rank = torch.arange(ordered.shape[1], device=logits.device)
+    limit = torch.where(top_k > 0, top_k, logits.shape[1])[:, None]
+    dropped = ((reached > top_p[:, None]) | (rank >= limit)) & (rank > 0)
+    return ordered.masked_fill(dropped, -torch.inf), ids
+
+
+def draw(ordered: Tensor, ids: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
+    """One id per row [batch] from sorted, filtered logits, by uniform `noise` [batch, ranks]; temperature 0 takes rank 0."""
+    probabilities = (ordered / temperature.clamp(min=1e-5)[:, None]).softmax(-1)
+    winner = (probabilities / -noise.log()).argmax(-1)
+    winner = torch.where(temperature > 0, winner, 0)
+    return ids.gather(1, winner[:, None])[:, 0]
+
+
+def penalise(logits: Tensor, recent: Tensor, penalty: Tensor) -> Tensor:
+    """Logits of the choices in `recent` [batch, n] (-1 is none) divided by the penalty if positive, else multiplied."""
+    slots = recent.clamp(min=0)
+    seen = logits.gather(1, slots)
+    lowered = torch.where(seen > 0, seen / penalty[:, None], seen * penalty[:, None]).to(logits.dtype)
+    return logits.scatter(1, slots, torch.where(recent >= 0, lowered, seen))
+
+
+class RowSampler:
+    """Draws one frame of every row.
+
+    frame: int64 [batch], the index of the frame being drawn. recent: int64 [batch, PENALTY_WINDOW], earlier main choices,
+    newest last, -1 where there was none. noise: [batch, 1 + codebooks, ranks], or None for the request's own numbers.
+    """
+
+    def __init__(
+        self, rows: SamplingRows, frame: Tensor, recent: Tensor, num_codebooks: int, num_choices: int, noise: Tensor | None = None
+    ) -> None:  # fmt: skip
+        self._rows = rows
+        self._frame = frame
+        self._recent = recent
+        self._end = num_choices - 1
+        self._noise = (
+            uniforms(rows.seed, frame, num_codebooks + 1, rows.ranks or num_choices) if noise is None else noise
+        )
+
+    def main(self, logits: Tensor) -> Tensor:
+        """Repetition-aware: if the first draw occurred lately, a second one at temperature 1 and top-p 0.9 replaces it.
+
+        As in the reference the very first frame never counts as an occurrence, and the second draw may repeat too.
+        """
+        rows = self._rows
+        if rows.penalised:
+            logits = penalise(logits, self._recent, rows.penalty)
+        ordered, ids = candidates(logits, rows.top_p, rows.top_k, rows.ranks)
+        first = draw(ordered, ids, rows.temperature, self._rank_noise(0, ordered))
+        ordered, ids = candidates(logits, torch.full_like(rows.top_p, 0.9), rows.top_k, rows.ranks)
+        second = draw(ordered, ids, torch.ones_like(rows.temperature), self._rank_noise(1, ordered))
+        ages = torch.arange(-REPEAT_WINDOW, 0, device=first.device)
+        counted = (self._frame[:, None] + ages) > 0
+        repeated = ((self._recent[:, -REPEAT_WINDOW:] == first[:, None]) & counted).any(-1)
+        return torch.where(repeated & (first != self._end) & (rows.temperature > 0), second, first)
+
+    def residual(self, book: int, logits: Tensor) -> Tensor:
+        rows = self._rows
+        ordered, ids = candidates(logits, rows.top_p, rows.top_k, rows.ranks)
+        return draw(ordered, ids, rows.residual_temperature, self._rank_noise(book + 1, ordered))
+
+    def _rank_noise(self, index: int, ordered: Tensor) -> Tensor:
+        return self._noise[:, index, : ordered.shape[1]]
