@@ -56,18 +56,14 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(
-            self.dtype in ("auto", "float32", "float16", "bfloat16", "float64"), f"dtype {self.dtype!r} is unknown"
-        )
+        _require(self.dtype in ("auto", "float32", "float16", "bfloat16", "float64"), f"dtype {self.dtype!r} is unknown")
         _require(self.load_format in ("auto", "dummy"), f"load format {self.load_format!r} is not auto or dummy")
         for name in ("max_num_seqs", "rows", "codec_quantum", "prefill_block"):
             value: int = {"max_num_seqs": self.max_num_seqs, "rows": self.rows, "codec_quantum": self.codec_quantum,
                           "prefill_block": self.prefill_block}[name]  # fmt: skip
             _require(value >= 1, f"{name} is {value}, below 1")
         _require(self.max_queue >= 0, f"max_queue is {self.max_queue}, below 0")
-        _require(
-            self.max_model_len is None or self.max_model_len >= 2, f"max_model_len is {self.max_model_len}, below 2"
-        )
+        _require(self.max_model_len is None or self.max_model_len >= 2, f"max_model_len is {self.max_model_len}, below 2")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,9 +116,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(
-                f"config: {self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads"
-            )
+            raise CheckpointError(f"config: {self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads")
         if self.head_dim % 2:
             raise CheckpointError(f"config: head_dim is {self.head_dim}; rotary embedding needs an even number")
 
@@ -346,18 +344,14 @@ class CodecConfig:
 
     def __post_init__(self) -> None:
         if math.prod(self.decoder_rates) != math.prod(self.encoder_rates):
-            raise CheckpointError(
-                f"codec: decoder rates {self.decoder_rates} do not undo encoder rates {self.encoder_rates}"
-            )
+            raise CheckpointError(f"codec: decoder rates {self.decoder_rates} do not undo encoder rates {self.encoder_rates}")
         if self.encoder_dim << len(self.encoder_rates) != self.latent_dim:
             raise CheckpointError(
                 f"codec: encoder_dim {self.encoder_dim} doubled {len(self.encoder_rates)} times is not "
                 f"latent_dim {self.latent_dim}"
             )
         if self.decoder_dim % (1 << len(self.decoder_rates)):
-            raise CheckpointError(
-                f"codec: decoder_dim {self.decoder_dim} cannot be halved {len(self.decoder_rates)} times"
-            )
+            raise CheckpointError(f"codec: decoder_dim {self.decoder_dim} cannot be halved {len(self.decoder_rates)} times")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "codec_config.json") -> CodecConfig:
@@ -371,9 +365,7 @@ class CodecConfig:
         head_dim = top.integer("encoder_transformer_head_dim", 64)
         window = top.integer("encoder_transformer_window", 512)
         layers = top.integers("encoder_transformer_layers", (*(0 for _ in rates[1:]), 4))
-        encoders = [
-            _encoder_window(depth, encoder_dim << (i + 1), head_dim, window, where) for i, depth in enumerate(layers)
-        ]
+        encoders = [_encoder_window(depth, encoder_dim << (i + 1), head_dim, window, where) for i, depth in enumerate(layers)]
         inner = top.section("quantizer_transformer")
         module = WindowConfig(
             num_layers=inner.integer("n_layer", base.pre_module.num_layers),

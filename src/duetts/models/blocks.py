@@ -104,6 +104,4 @@ class GatedMLP(nn.Module):
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
     """softmax(q k' / sqrt(d)) v with q [batch, heads, n, d], k and v [batch, kv_heads, m, d], mask true where seen."""
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])

@@ -110,10 +110,7 @@ class Quantizer(nn.Module):
         self.quantizer = ResidualQuantizer(dim, (config.residual_size,) * config.num_residual, config.codebook_dim)
         self.post_module = WindowTransformer(config.post_module)
         self.upsample = Chain(
-            *(
-                Chain(CausalTransposedConv(dim, dim, factor, factor), ConvNeXt(dim))
-                for factor in reversed(config.downsample)
-            )
+            *(Chain(CausalTransposedConv(dim, dim, factor, factor), ConvNeXt(dim)) for factor in reversed(config.downsample))
         )
 
     def search(self, z: Tensor) -> Tensor:

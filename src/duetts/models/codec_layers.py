@@ -42,9 +42,7 @@ class Snake(nn.Module):
 class CausalConv(nn.Module):
     """Convolution that sees no future: `past` samples of history on the left, the last window completed with zeros."""
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv1d(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups)
         self.channels = inputs
@@ -166,9 +164,7 @@ class WindowTransformer(nn.Module):
             positions, key_positions = steps[None], steps[None]
         else:
             positions = state.positions()[:, None] + steps
-            key_positions = torch.cat(
-                (positions[:, :1] + torch.arange(1 - window, 0, device=x.device), positions), dim=1
-            )
+            key_positions = torch.cat((positions[:, :1] + torch.arange(1 - window, 0, device=x.device), positions), dim=1)
         age = positions[:, :, None] - key_positions[:, None, :]  # [batch, queries, keys]
         mask = ((age >= 0) & (age < window) & (key_positions >= 0)[:, None, :])[:, None]
         rope = rope_table(positions, self.config.head_dim, self.config.rope_base)

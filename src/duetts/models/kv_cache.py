@@ -73,9 +73,9 @@ class CacheRows:
             values[slot, :, start:end] = v[row]
             past = (keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end])
             if mask is None:  # the queries of one key-value head side by side: no repeated keys, no mask
-                out[row] = grouped_attention(
-                    q[row].unflatten(0, (k.shape[1], -1)).squeeze(2)[None], *past, None
-                ).view_as(q[row])
+                out[row] = grouped_attention(q[row].unflatten(0, (k.shape[1], -1)).squeeze(2)[None], *past, None).view_as(
+                    q[row]
+                )
             else:
                 out[row] = grouped_attention(q[row : row + 1], *past, mask)[0]
         return out

@@ -7,8 +7,9 @@ what a row draws depends on nothing but its own request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from duetts.types import Sampling
 REPEAT_WINDOW = 10  # main tokens that a new one is compared with (repetition-aware sampling)
 PENALTY_WINDOW = 16  # main tokens that the repetition penalty looks back on
 NARROW = 64  # candidates kept unless a row's top_k asks for more
+
+Noise = Callable[[int, Tensor], Tensor]
 
 _GAMMA = -7046029254386353131  # odd 64-bit constant of the golden ratio, as a signed number
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # multipliers of the splitmix64 finaliser
@@ -108,19 +111,27 @@ class RowSampler:
     """Draws one frame of every row.
 
     frame: int64 [batch], the index of the frame being drawn. recent: int64 [batch, PENALTY_WINDOW], earlier main choices,
-    newest last, -1 where there was none. noise: [batch, 1 + codebooks, ranks], or None for the request's own numbers.
+    newest last, -1 where there was none. noise: uniforms [batch, ranks] for (draw, ids [batch, ranks]) with draw 0 and 1 for
+    the main token and 1 + k for book k; None takes the requests' own numbers.
     """
 
     def __init__(
-        self, rows: SamplingRows, frame: Tensor, recent: Tensor, num_codebooks: int, num_choices: int, noise: Tensor | None = None
-    ) -> None:  # fmt: skip
+        self,
+        rows: SamplingRows,
+        frame: Tensor,
+        recent: Tensor,
+        num_codebooks: int,
+        num_choices: int,
+        noise: Noise | None = None,
+    ) -> None:
         self._rows = rows
         self._frame = frame
         self._recent = recent
         self._end = num_choices - 1
-        self._noise = (
-            uniforms(rows.seed, frame, num_codebooks + 1, rows.ranks or num_choices) if noise is None else noise
-        )
+        if noise is None:
+            table = uniforms(rows.seed, frame, num_codebooks + 1, rows.ranks or num_choices)
+            noise = partial(_ranked_noise, table)
+        self._noise = noise
 
     def main(self, logits: Tensor) -> Tensor:
         """Repetition-aware: if the first draw occurred lately, a second one at temperature 1 and top-p 0.9 replaces it.
@@ -130,19 +141,21 @@ class RowSampler:
         rows = self._rows
         if rows.penalised:
             logits = penalise(logits, self._recent, rows.penalty)
-        ordered, ids = candidates(logits, rows.top_p, rows.top_k, rows.ranks)
-        first = draw(ordered, ids, rows.temperature, self._rank_noise(0, ordered))
-        ordered, ids = candidates(logits, torch.full_like(rows.top_p, 0.9), rows.top_k, rows.ranks)
-        second = draw(ordered, ids, torch.ones_like(rows.temperature), self._rank_noise(1, ordered))
+        first = self._draw(0, logits, rows.top_p, rows.temperature)
+        second = self._draw(1, logits, torch.full_like(rows.top_p, 0.9), torch.ones_like(rows.temperature))
         ages = torch.arange(-REPEAT_WINDOW, 0, device=first.device)
         counted = (self._frame[:, None] + ages) > 0
         repeated = ((self._recent[:, -REPEAT_WINDOW:] == first[:, None]) & counted).any(-1)
         return torch.where(repeated & (first != self._end) & (rows.temperature > 0), second, first)
 
     def residual(self, book: int, logits: Tensor) -> Tensor:
-        rows = self._rows
-        ordered, ids = candidates(logits, rows.top_p, rows.top_k, rows.ranks)
-        return draw(ordered, ids, rows.residual_temperature, self._rank_noise(book + 1, ordered))
+        """No repetition rule and no penalty here, as in the reference."""
+        return self._draw(book + 1, logits, self._rows.top_p, self._rows.residual_temperature)
 
-    def _rank_noise(self, index: int, ordered: Tensor) -> Tensor:
-        return self._noise[:, index, : ordered.shape[1]]
+    def _draw(self, index: int, logits: Tensor, top_p: Tensor, temperature: Tensor) -> Tensor:
+        ordered, ids = candidates(logits, top_p, self._rows.top_k, self._rows.ranks)
+        return draw(ordered, ids, temperature, self._noise(index, ids))
+
+
+def _ranked_noise(table: Tensor, index: int, ids: Tensor) -> Tensor:
+    return table[:, index, : ids.shape[1]]
