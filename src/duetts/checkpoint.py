@@ -5,7 +5,6 @@ This is the only room besides `models/` and `text/` that knows how published che
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,13 +173,13 @@ def _fill(module: nn.Module, files: list[TensorFile], place: Callable[[str], Pla
             for name, tensor in file.read():
                 ours, rows = place(name) or ("", None)
                 parameter = parameters[ours]
-                (parameter if rows is None else parameter[rows[0] : rows[1]]).copy_(tensor)
+                (parameter if rows is None else parameter[slice(*rows)]).copy_(tensor)
 
 
 def _fill_codec(codec: Codec, file: TensorFile) -> None:
     """Copies the codec's tensors, folding weight norm: w = g v / |v|, the norm over all but the first dimension."""
     names = {name for name in file.shapes if name.rsplit(".", 1)[-1] not in CODEC_BUFFERS}
-    plan: list[tuple[Tensor, list[str]]] = []
+    plan: list[tuple[nn.Parameter, list[str]]] = []
     for name, parameter in codec.named_parameters():
         spellings: list[Mapping[str, tuple[int, ...]]] = [
             {name: tuple(parameter.shape)},
@@ -203,10 +202,10 @@ def _fill_codec(codec: Codec, file: TensorFile) -> None:
             if name not in targets:
                 continue
             waiting[name] = tensor
-            parameter, group = targets[name]
+            target, group = targets[name]
             if all(stored in waiting for stored in group):
                 parts = [waiting.pop(stored) for stored in group]
-                parameter.copy_(parts[0] if len(parts) == 1 else torch._weight_norm(parts[1], parts[0], 0))
+                target.copy_(parts[0] if len(parts) == 1 else torch._weight_norm(parts[1], parts[0], 0))
 
 
 # -- random weights ------------------------------------------------------------------------------------------------------
@@ -246,9 +245,3 @@ def describe_layout(config: ModelConfig, codec: CodecConfig) -> tuple[dict[str, 
     for name, parameter in modules[1].named_parameters():
         waveform |= published_codec_names(name, tuple(parameter.shape))
     return language, waveform
-
-
-def special_tokens(folder: Path) -> dict[str, int]:
-    """Added tokens of `tokenizer.json` by name, without loading it."""
-    added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens", [])
-    return {entry["content"]: entry["id"] for entry in added}

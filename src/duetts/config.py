@@ -17,6 +17,8 @@ MIB = 1 << 20
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 
+DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
+
 ENVIRONMENT_PREFIX = "DUETTS_"
 
 
@@ -35,13 +37,18 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _at_least(minimum: float, **values: float) -> None:
+    for name, value in values.items():
+        _require(value >= minimum, f"{name} is {value}, below {minimum:g}")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one engine runs. `dtype` "auto" is the checkpoint's on a GPU and float32 on a CPU.
 
-    `max_model_len` bounds prompt and output together, in positions; None is the smaller of the model's and 16384.
-    `rows` is the fixed number of sequences computed together on a CPU, where it keeps results equal to the bit.
-    `codec_quantum` is the fixed number of frames that one codec call decodes on a CPU, for the same reason.
+    `max_model_len` bounds prompt and output together, in positions; None is the model's own, at most 8192.
+    On a CPU, where results are equal to the bit whoever else is served: `rows` sequences are always computed together,
+    `codec_quantum` frames in one codec call, and each of the two parts uses `cpu_threads` threads.
     """
 
     device: str = "auto"
@@ -53,17 +60,16 @@ class EngineConfig:
     rows: int = 4
     codec_quantum: int = 2
     prefill_block: int = 128
+    cpu_threads: int = field(default_factory=lambda: max(1, (os.cpu_count() or 2) // 2))
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.dtype in ("auto", "float32", "float16", "bfloat16", "float64"), f"dtype {self.dtype!r} is unknown")
+        _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         _require(self.load_format in ("auto", "dummy"), f"load format {self.load_format!r} is not auto or dummy")
-        for name in ("max_num_seqs", "rows", "codec_quantum", "prefill_block"):
-            value: int = {"max_num_seqs": self.max_num_seqs, "rows": self.rows, "codec_quantum": self.codec_quantum,
-                          "prefill_block": self.prefill_block}[name]  # fmt: skip
-            _require(value >= 1, f"{name} is {value}, below 1")
-        _require(self.max_queue >= 0, f"max_queue is {self.max_queue}, below 0")
-        _require(self.max_model_len is None or self.max_model_len >= 2, f"max_model_len is {self.max_model_len}, below 2")
+        _at_least(1, max_num_seqs=self.max_num_seqs, rows=self.rows, codec_quantum=self.codec_quantum)
+        _at_least(1, prefill_block=self.prefill_block, cpu_threads=self.cpu_threads)
+        _at_least(0, max_queue=self.max_queue)
+        _at_least(2, max_model_len=2 if self.max_model_len is None else self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +86,13 @@ class Limits:
     max_new_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        _require(self.max_body_bytes >= 1024, f"max_body_bytes is {self.max_body_bytes}, below 1024")
-        _require(self.max_input_chars >= 1, f"max_input_chars is {self.max_input_chars}, below 1")
-        _require(self.max_references >= 1, f"max_references is {self.max_references}, below 1")
-        _require(self.reference_bytes >= 1024, f"reference_bytes is {self.reference_bytes}, below 1024")
+        _at_least(1024, max_body_bytes=self.max_body_bytes, reference_bytes=self.reference_bytes)
+        _at_least(1, max_input_chars=self.max_input_chars, max_references=self.max_references)
+        _at_least(1, max_new_tokens=self.max_new_tokens)
         _require(
             0 < self.reference_min_s <= self.reference_max_s,
             f"reference seconds {self.reference_min_s}..{self.reference_max_s} are no range",
         )
-        _require(self.max_new_tokens >= 1, f"max_new_tokens is {self.max_new_tokens}, below 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ class ModelConfig:
     scale_codebook_embeddings: bool
     norm_fast_input: bool
     dtype: str
+    untrained: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.semantic_start <= self.semantic_end < self.slow.vocab_size:
@@ -257,6 +258,7 @@ def _read_nested(values: Mapping[str, Any], where: str) -> ModelConfig:
         scale_codebook_embeddings=text.flag("scale_codebook_embeddings", True),
         norm_fast_input=text.flag("norm_fastlayer_input", True),
         dtype=top.text("dtype", "bfloat16"),
+        untrained=top.flag("untrained", False),
     )
     for part in (top, text, audio):
         part.finish()
@@ -292,6 +294,7 @@ def _read_flat(values: Mapping[str, Any], where: str) -> ModelConfig:
         scale_codebook_embeddings=top.flag("scale_codebook_embeddings", False),
         norm_fast_input=top.flag("norm_fastlayer_input", False),
         dtype=top.text("dtype", "bfloat16"),
+        untrained=top.flag("untrained", False),
     )
     top.finish()
     return config

@@ -33,7 +33,7 @@ def rope_table(positions: Tensor, head_dim: int, base: float) -> Tensor:
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Turns the pairs (2i, 2i + 1) of x [batch, n, heads, d] by the angles of `table` [batch or 1, n, d / 2, 2]."""
-    even, odd = upcast(x).unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = upcast(x).view(*x.shape[:-1], -1, 2).unbind(-1)
     cos, sin = table.unsqueeze(2).to(even.dtype).unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 

@@ -109,7 +109,8 @@ class ConvNeXt(nn.Module):
     def forward(self, x: Tensor, state: StreamView | None = None) -> Tensor:
         y = self.norm(self.dwconv(x, state).transpose(1, 2))
         y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
-        return x + y.transpose(1, 2)
+        out: Tensor = x + y.transpose(1, 2)
+        return out
 
 
 class LayerScale(nn.Module):
@@ -140,7 +141,8 @@ class WindowLayer(nn.Module):
     def forward(self, x: Tensor, rope: Tensor, mask: Tensor, state: StreamView | None) -> Tensor:
         attend = partial(self._attend, mask=mask, state=state)
         x = x + self.attention_layer_scale(self.attention(self.attention_norm(x), rope, attend))
-        return x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))
+        out: Tensor = x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))
+        return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, state: StreamView | None) -> Tensor:
         if state is not None:
@@ -203,18 +205,23 @@ class ResidualQuantizer(nn.Module):
         super().__init__()
         self.quantizers = nn.ModuleList(VectorQuantizer(channels, size, code_dim) for size in sizes)
 
+    @property
+    def books(self) -> list[VectorQuantizer]:
+        """The quantisers in their order."""
+        return [book for book in self.quantizers if isinstance(book, VectorQuantizer)]
+
     def search(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [batch, books, time] and what is left over of x [batch, channels, time]."""
         codes = []
-        for quantizer in self.quantizers:
-            codes.append(quantizer.search(x))
-            x = x - quantizer.value(codes[-1])
+        for book in self.books:
+            codes.append(book.search(x))
+            x = x - book.value(codes[-1])
         return torch.stack(codes, dim=1), x
 
     def value(self, codes: Tensor) -> Tensor:
         """The sum of all books' values: codes [batch, books, time] -> [batch, channels, time]."""
-        first, *others = self.quantizers
-        total: Tensor = first.value(codes[:, 0])
-        for index, quantizer in enumerate(others, start=1):
-            total = total + quantizer.value(codes[:, index])
+        first, *others = self.books
+        total = first.value(codes[:, 0])
+        for index, book in enumerate(others, start=1):
+            total = total + book.value(codes[:, index])
         return total

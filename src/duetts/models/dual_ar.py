@@ -64,7 +64,7 @@ class DualAR(nn.Module):
     def residual_codes(self, hidden: Tensor, code: Tensor, cache: FrameCache, sampler: Sampler) -> Tensor:
         """Codes of books 1.. [batch, codebooks - 1] from a frame's hidden state [batch, dim] and semantic code [batch]."""
         x = self.fast(self.fast.open_frame(hidden, code), 0, cache)[:, -1]
-        codes = []
+        codes: list[Tensor] = []
         for book in range(1, self.config.num_codebooks):
             if book > 1:
                 x = self.fast(self.fast.embeddings(codes[-1])[:, None], book, cache)[:, 0]

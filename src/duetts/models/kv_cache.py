@@ -60,25 +60,26 @@ class CacheRows:
         """Stores k and v [batch, kv_heads, count, d], then attends with q [batch, heads, count, d] to all of the row."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         out = torch.zeros_like(q)
-        if not self._cache.row_by_row:
-            rows, slots = self._batch, self._index
-            keys[slots[:, None], :, self._own] = k[rows].transpose(1, 2)
-            values[slots[:, None], :, self._own] = v[rows].transpose(1, 2)
-            past = (keys[slots, :, : self._longest], values[slots, :, : self._longest])
-            out[rows] = grouped_attention(q[rows], *past, self._mask)
+        if self._cache.row_by_row:
+            for (row, slot, start), mask in zip(self._live, self._masks, strict=True):
+                end = start + self._count
+                keys[slot, :, start:end] = k[row]
+                values[slot, :, start:end] = v[row]
+                out[row] = _attend_alone(q[row], keys[slot, :, :end], values[slot, :, :end], mask)
             return out
-        for (row, slot, start), mask in zip(self._live, self._masks, strict=True):
-            end = start + self._count
-            keys[slot, :, start:end] = k[row]
-            values[slot, :, start:end] = v[row]
-            past = (keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end])
-            if mask is None:  # the queries of one key-value head side by side: no repeated keys, no mask
-                out[row] = grouped_attention(q[row].unflatten(0, (k.shape[1], -1)).squeeze(2)[None], *past, None).view_as(
-                    q[row]
-                )
-            else:
-                out[row] = grouped_attention(q[row : row + 1], *past, mask)[0]
+        rows, slots = self._batch, self._index
+        keys[slots[:, None], :, self._own] = k[rows].transpose(1, 2)
+        values[slots[:, None], :, self._own] = v[rows].transpose(1, 2)
+        past = (keys[slots, :, : self._longest], values[slots, :, : self._longest])
+        out[rows] = grouped_attention(q[rows], *past, self._mask)
         return out
+
+
+def _attend_alone(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """One row's q [heads, n, d] over its k and v [kv_heads, m, d]. Without mask n is 1, and the queries of a key-value head
+    lie side by side as if they were positions, which spares repeating the keys."""
+    side_by_side = q if mask is not None else q.reshape(k.shape[0], -1, q.shape[-1])
+    return grouped_attention(side_by_side[None], k[None], v[None], mask)[0].reshape(q.shape)
 
 
 class FrameCache:

@@ -1,0 +1,119 @@
+"""An engine in this process behind the `Speaker` protocol, and how one is built from a model folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import torch
+
+from duetts.checkpoint import Model, find_model, load_model, read_configs
+from duetts.config import EngineConfig
+from duetts.engine.engine import Engine
+from duetts.engine.stream import Channel
+from duetts.errors import ConfigError, NotEnoughMemory
+from duetts.model_config import ModelConfig
+from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
+
+DEFAULT_MODEL_LEN = 8192  # positions; more must be asked for, as each slot's memory is taken at the start
+
+
+class InProcessSpeaker:
+    """An engine's threads in this process."""
+
+    def __init__(self, engine: Engine, info: SpeakerInfo) -> None:
+        self._engine = engine
+        self.info = info
+
+    async def speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
+        """Chunks, then one outcome. Closing the generator early cancels the utterance."""
+        channel = Channel()
+        sequence = self._engine.submit(utterance, channel)
+        try:
+            while True:
+                item = await channel.get()
+                yield item
+                if isinstance(item, Outcome):
+                    return
+        finally:
+            self._engine.cancel(sequence)
+
+    async def encode_reference(self, wave: Float32) -> Int32:
+        """Mono float32 [samples] at the codec rate -> codes int32 [codebooks, frames]."""
+        return await asyncio.wrap_future(self._engine.encode(wave))
+
+    def stats(self) -> dict[str, Any]:
+        return self._engine.stats()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._engine.close)
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is the first GPU if there is one. Raises `ConfigError` for a device that is not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices are")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
+    """ "auto" is float32 on a CPU and the checkpoint's own type on a GPU."""
+    chosen = ("float32" if device.type == "cpu" else config.dtype) if name == "auto" else name
+    return {
+        "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16
+    }[chosen]  # fmt: skip
+
+
+def cache_bytes_per_position(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Keys and values of one position in all slow layers."""
+    return 2 * config.slow.num_layers * config.slow.num_kv_heads * config.slow.head_dim * dtype.itemsize
+
+
+def check_memory(config: ModelConfig, device: torch.device, needed: int) -> None:
+    """Raises `NotEnoughMemory` when the caches do not fit what is free on a GPU."""
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise NotEnoughMemory(
+            f"caches need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {device}: lower max_num_seqs or max_model_len"
+        )
+
+
+def start_speaker(model_name: str, config: EngineConfig, revision: str | None = None) -> InProcessSpeaker:
+    """Finds, loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
+    folder = find_model(model_name, revision)
+    model_config, _ = read_configs(folder)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device, model_config)
+    longest = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
+    if config.max_model_len is not None and config.max_model_len > model_config.slow.max_positions:
+        raise ConfigError(f"max_model_len {config.max_model_len} exceeds the model's {model_config.slow.max_positions}")
+    codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    dummy = config.seed if config.load_format == "dummy" else None
+    model = load_model(folder, device=device, dtype=dtype, codec_dtype=codec_dtype, max_positions=longest, dummy_seed=dummy)
+    check_memory(model_config, device, config.max_num_seqs * longest * cache_bytes_per_position(model_config, dtype))
+    return InProcessSpeaker(Engine(model, config, longest), describe(model, longest, device, dtype, dummy is not None))
+
+
+def describe(model: Model, max_model_len: int, device: torch.device, dtype: torch.dtype, dummy: bool) -> SpeakerInfo:
+    """What the text side is told about a loaded model."""
+    return SpeakerInfo(
+        model_type=model.config.model_type,
+        sample_rate=model.codec_config.sample_rate,
+        frame_length=model.codec_config.frame_length,
+        num_codebooks=model.config.num_codebooks,
+        max_model_len=max_model_len,
+        weights="dummy" if dummy else "untrained" if model.config.untrained else "trained",
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+    )
