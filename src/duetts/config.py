@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from duetts.errors import ConfigError
@@ -30,6 +31,14 @@ def environment(values: Mapping[str, str] | None = None) -> dict[str, str]:
         for name, value in source.items()
         if name.startswith(ENVIRONMENT_PREFIX) and value
     }
+
+
+def cache_folder() -> Path:
+    """Where duetts keeps what it can make again: `DUETTS_CACHE_DIR`, else the user's cache."""
+    chosen = environment().get("cache_dir")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "duetts"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -83,6 +92,7 @@ class Limits:
     reference_min_s: float = 1.0
     reference_max_s: float = 30.0
     references_total_s: float = 60.0
+    reference_cache_bytes: int = 512 * MIB
     max_new_tokens: int = 2048
 
     def __post_init__(self) -> None:

@@ -1,0 +1,123 @@
+"""What a model folder holds and what this machine can do with it: files, sizes, devices, kernels, and what will not fit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from duetts.checkpoint import describe_layout, read_configs
+from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
+from duetts.config import EngineConfig
+from duetts.engine.inprocess import DEFAULT_MODEL_LEN, cache_bytes_per_position, choose_device, choose_dtype
+from duetts.errors import CheckpointError, ConfigError
+from duetts.model_config import ModelConfig
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `good` None is a plain fact."""
+
+    topic: str
+    text: str
+    good: bool | None = None
+
+
+def examine(folder: Path, config: EngineConfig) -> Iterator[Finding]:
+    """Looks at everything; a problem ends its own part of the report, not the rest."""
+    yield from _machine()
+    try:
+        model_config, codec_config = read_configs(folder)
+    except CheckpointError as error:
+        yield Finding("config", str(error), good=False)
+        return
+    yield Finding("config", f"{model_config.model_type}, {model_config.num_codebooks} codebooks", good=True)
+    if model_config.untrained:
+        yield Finding("weights", "untrained: what it speaks is noise")
+    rate = codec_config.sample_rate / codec_config.frame_length
+    yield Finding("codec", f"{codec_config.sample_rate} Hz, {rate:.2f} frames a second", good=True)
+    sizes = []
+    for name, read in (("language model", _language_model_bytes), ("codec", _codec_bytes)):
+        try:
+            sizes.append(read(folder))
+            yield Finding(name, f"{sizes[-1] / GB:.3f} GB on disk, complete headers", good=True)
+        except (CheckpointError, OSError) as error:
+            yield Finding(name, str(error), good=False)
+    tokenizer = (folder / "tokenizer.json").exists()
+    yield Finding("tokenizer", "tokenizer.json is there" if tokenizer else "tokenizer.json is missing", good=tokenizer)
+    if len(sizes) == 2:
+        yield from _memory(folder, model_config, config)
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}")
+    yield Finding("cores", f"{os.cpu_count()}")
+    yield Finding("torch", torch.__version__)
+    triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "absent"
+    yield Finding("triton", triton)
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        yield Finding(f"cuda:{index}", f"{name}, {free / GB:.1f} of {total / GB:.1f} GB free", good=True)
+    if not torch.cuda.is_available():
+        yield Finding("cuda", "no CUDA device: the CPU is used")
+    yield Finding("kernels", "plain torch on every device in this version; no fast path to load")
+
+
+def _tensor_bytes(files: list[TensorFile]) -> int:
+    return sum(file.path.stat().st_size for file in files)
+
+
+def _language_model_bytes(folder: Path) -> int:
+    return _tensor_bytes(open_language_model(folder))
+
+
+def _codec_bytes(folder: Path) -> int:
+    return _tensor_bytes([open_codec(folder)])
+
+
+def parameter_counts(folder: Path) -> tuple[int, int]:
+    """Parameters of language model and codec, from the dimensions alone."""
+    language, codec = describe_layout(*read_configs(folder))
+
+    def count(shapes: dict[str, tuple[int, ...]]) -> int:
+        return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+    return count(language), count(codec)
+
+
+def _memory(folder: Path, model_config: ModelConfig, config: EngineConfig) -> Iterator[Finding]:
+    """The sum that must fit: weights, codec in float32, and the caches of all slots."""
+    try:
+        device = choose_device(config.device)
+    except ConfigError as error:
+        yield Finding("memory", str(error), good=False)
+        return
+    dtype = choose_dtype(config.dtype, device, model_config)
+    language, codec = parameter_counts(folder)
+    length = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
+    caches = config.max_num_seqs * length * cache_bytes_per_position(model_config, dtype)
+    needed = language * dtype.itemsize + codec * 4 + caches
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
+    text = (
+        f"{needed / GB:.2f} GB needed on {device}: weights {language * dtype.itemsize / GB:.2f}, codec {codec * 4 / GB:.2f}, "
+        f"caches of {config.max_num_seqs} x {length} positions {caches / GB:.2f}; {free / GB:.2f} GB free"
+    )
+    if needed > free:
+        text += "; it does not fit: lower max_num_seqs or max_model_len"
+    yield Finding("memory", text, good=needed <= free)
+
+
+def _free_host_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,189 @@
+"""Text and voice in, PCM out: checks a request, lays out its prompt and hands it to a speaker. No torch, no HTTP.
+
+Every door (Python, command line, HTTP) comes through `Synthesizer.start`, so limits and text rules exist once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from duetts.config import Limits
+from duetts.errors import EmptyGeneration, InvalidRequest
+from duetts.model_config import ModelConfig, read_json, read_sampling
+from duetts.text.prompt import build_prompt
+from duetts.text.rules import clean_text, frames_bound
+from duetts.text.tokenizer import Tokenizer
+from duetts.types import (
+    Chunk,
+    Float32,
+    Int32,
+    Outcome,
+    Sampling,
+    Speaker,
+    SpeakerInfo,
+    Speech,
+    SpeechRequest,
+    Utterance,
+)
+from duetts.voices.reference import ReferenceCodes
+
+# Inclusive ranges of plain numbers in a request.
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, 1000),
+    "repetition_penalty": (0.8, 2.0),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_new_tokens": (1, 2**31),
+    "timeout": (0.001, 86400.0),
+}
+
+
+def check_ranges(request: SpeechRequest) -> None:
+    """Refuses numbers out of range, naming field and limits."""
+    values = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "repetition_penalty": request.repetition_penalty,
+        "seed": request.seed,
+        "max_new_tokens": request.max_new_tokens,
+        "timeout": request.timeout_s,
+    }
+    for field, value in values.items():
+        low, high = RANGES[field]
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"{field} is {value}; it must be between {low} and {high}", field=field, code="out_of_range")
+
+
+class Synthesizer:
+    """The text side of one model, in front of one speaker."""
+
+    def __init__(self, folder: Path, speaker: Speaker, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._config = ModelConfig.from_dict(read_json(folder / "config.json"))
+        self._tokenizer = Tokenizer.load(folder, self._config)
+        self._defaults = read_sampling(folder)
+        self._speaker = speaker
+        self._references = ReferenceCodes(speaker.encode_reference, speaker.info.sample_rate, self.limits)
+
+    @property
+    def info(self) -> SpeakerInfo:
+        return self._speaker.info
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            **self._speaker.stats(),
+            "reference_hits": self._references.hits,
+            "reference_misses": self._references.misses,
+        }
+
+    async def close(self) -> None:
+        await self._speaker.close()
+
+    async def start(self, request: SpeechRequest) -> Speech:
+        """Checks everything that can be checked, reads and encodes references, and gives back what will be spoken.
+
+        Raises `InvalidRequest` naming field and limit. Nothing runs until the speech is iterated.
+        """
+        check_ranges(request)
+        text = clean_text(request.text, field="input", max_chars=self.limits.max_input_chars)
+        transcripts = self._transcripts(request)
+        max_frames = request.max_new_tokens or min(self.limits.max_new_tokens, frames_bound(text, self._frame_rate))
+        self._check_length(self._prompt([], text), max_frames, request)
+        waves = await self._decode_references(request)
+        placeholders = [np.zeros((self.info.num_codebooks, self._frames_of(wave)), np.int32) for wave in waves]
+        self._check_length(self._prompt(list(zip(placeholders, transcripts, strict=True)), text), max_frames, request)
+        codes = [await self._references.codes(wave) for wave in waves]
+        prompt = self._prompt(list(zip(codes, transcripts, strict=True)), text)
+        utterance = Utterance(
+            request_id=request.request_id,
+            prompt=prompt,
+            sampling=self._sampling(request),
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            max_frames=max_frames,
+            streaming=request.streaming,
+            timeout_s=request.timeout_s,
+        )
+        source = self._speak(utterance, retry=request.seed is None)
+        return Speech(
+            source, request_id=request.request_id, seed=utterance.seed, input_tokens=prompt.shape[1],
+            sample_rate=self.info.sample_rate,
+        )  # fmt: skip
+
+    async def _speak(self, utterance: Utterance, retry: bool) -> AsyncGenerator[Chunk | Outcome, None]:
+        """The speaker's items. A request without a seed of its own gets a second try if nothing at all came out."""
+        async for item in self._speaker.speak(utterance):
+            if retry and isinstance(item, Outcome) and isinstance(item.error, EmptyGeneration):
+                break
+            yield item
+        else:
+            return
+        async for item in self._speaker.speak(replace(utterance, seed=utterance.seed ^ 1)):
+            yield item
+
+    @property
+    def _frame_rate(self) -> float:
+        return self.info.sample_rate / self.info.frame_length
+
+    def _frames_of(self, wave: Float32) -> int:
+        return -(-len(wave) // self.info.frame_length)
+
+    def _prompt(self, references: list[tuple[Int32, str]], text: str) -> Int32:
+        return build_prompt(self._tokenizer, references, [], text)
+
+    def _transcripts(self, request: SpeechRequest) -> list[str]:
+        limit = self.limits.max_references
+        if len(request.references) > limit:
+            raise InvalidRequest(
+                f"{len(request.references)} references are given; at most {limit} are allowed", field="references",
+                code="out_of_range",
+            )  # fmt: skip
+        for reference in request.references:
+            if not reference.text.strip():
+                raise InvalidRequest(
+                    "a reference needs its transcript: ref_text is missing or empty", field="ref_text",
+                    code="reference_text_required",
+                )  # fmt: skip
+        return [
+            clean_text(reference.text, field="ref_text", max_chars=self.limits.max_input_chars)
+            for reference in request.references
+        ]
+
+    async def _decode_references(self, request: SpeechRequest) -> list[Float32]:
+        waves = [await self._references.decode(reference.audio, "ref_audio") for reference in request.references]
+        total = sum(len(wave) for wave in waves) / self.info.sample_rate
+        if total > self.limits.references_total_s:
+            raise InvalidRequest(
+                f"the references last {total:.1f} s together; at most {self.limits.references_total_s:g} s are allowed",
+                field="references", code="reference_too_long",
+            )  # fmt: skip
+        return waves
+
+    def _check_length(self, prompt: Int32, max_frames: int, request: SpeechRequest) -> None:
+        needed, allowed = prompt.shape[1] + max_frames, self.info.max_model_len
+        if needed > allowed:
+            own = request.max_new_tokens is not None
+            raise InvalidRequest(
+                f"{prompt.shape[1]} prompt positions and up to {max_frames} frames of audio need {needed} positions; "
+                f"the model has {allowed}",
+                field="max_new_tokens" if own else "input", code="context_length_exceeded",
+            )  # fmt: skip
+
+    def _sampling(self, request: SpeechRequest) -> Sampling:
+        given = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "repetition_penalty": request.repetition_penalty,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if "temperature" in changes:
+            changes["residual_temperature"] = None  # a request's temperature is for all codebooks
+        return replace(self._defaults, **changes)

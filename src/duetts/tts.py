@@ -1,0 +1,137 @@
+"""The Python door: `TTS("path-or-id").say("...")`, plain functions over an engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from duetts.audio.encode import open_encoder
+from duetts.config import EngineConfig, Limits
+from duetts.embedded import MODEL_ID, mini_folder
+from duetts.engine.inprocess import start_speaker
+from duetts.checkpoint import find_model
+from duetts.errors import InvalidRequest
+from duetts.synthesizer import Synthesizer
+from duetts.types import Float32, Outcome, Reference, Speech, SpeechRequest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Spoken audio: mono signed 16-bit PCM, its rate in Hz, and how it came about."""
+
+    pcm: bytes
+    sample_rate: int
+    seed: int
+    outcome: Outcome
+
+    @property
+    def samples(self) -> Float32:
+        """float32 in -1..1."""
+        return np.frombuffer(self.pcm, "<i2").astype(np.float32) / 32768.0
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.pcm) / 2 / self.sample_rate
+
+    def save(self, path: str | Path) -> None:
+        """Writes a WAV file."""
+        Path(path).write_bytes(wav_file(self.pcm, self.sample_rate))
+
+
+def wav_file(pcm: bytes, sample_rate: int) -> bytes:
+    """A complete WAV file of mono 16-bit PCM."""
+    encoder = open_encoder("wav", sample_rate, num_samples=len(pcm) // 2)
+    return encoder.write(pcm) + encoder.finish()
+
+
+def resolve_model(model: str | Path | None) -> Path:
+    """The folder of a path or hub id; None and "duetts-mini" are the embedded model."""
+    return mini_folder() if model is None or str(model) == MODEL_ID else find_model(str(model))
+
+
+class TTS:
+    """A model loaded in this process. Close it, or use it in a `with` block, to free its threads and memory.
+
+    model: a folder, a hub id, or None for duetts-mini. Other arguments are fields of `EngineConfig`.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, device: str = "auto", limits: Limits | None = None, **engine: Any) -> None:
+        folder = resolve_model(model)
+        speaker = start_speaker(str(folder), EngineConfig(device=device, **engine))
+        self._synthesizer = Synthesizer(folder, speaker, limits)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="duetts-tts", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str, **options: Any) -> Audio:
+        """Speaks a text to its end. Options are those of `stream`. Raises an error of `duetts.errors`."""
+        return self._wait(self._collect(self._request(text, **options)))
+
+    def stream(self, text: str, **options: Any) -> Iterator[Float32]:
+        """Yields float32 samples [n] as they are made. Leaving the loop early stops the engine's work.
+
+        reference: path or bytes of a clip to clone, with `reference_text`, what is said in it. Others: temperature, top_p,
+        top_k, repetition_penalty, seed, max_new_tokens, timeout_s.
+        """
+        speech = self._wait(self._synthesizer.start(self._request(text, streaming=True, **options)))
+        chunks: AsyncIterator[Any] = aiter(speech)
+        try:
+            while (chunk := self._wait(_next(chunks))) is not None:
+                yield np.frombuffer(chunk.pcm, "<i2").astype(np.float32) / 32768.0
+        finally:
+            self._wait(speech.aclose())
+
+    @property
+    def sample_rate(self) -> int:
+        return self._synthesizer.info.sample_rate
+
+    def close(self) -> None:
+        """Ends what still runs and frees the model. A second call does nothing."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._synthesizer.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> TTS:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _collect(self, request: SpeechRequest) -> Audio:
+        speech = await self._synthesizer.start(request)
+        pcm = b"".join([chunk.pcm async for chunk in speech])
+        assert speech.outcome is not None, "a speech that ended has an outcome"
+        return Audio(pcm, speech.sample_rate, speech.seed, speech.outcome)
+
+    def _request(
+        self, text: str, *, reference: str | Path | bytes | None = None, reference_text: str | None = None, **options: Any
+    ) -> SpeechRequest:
+        if (reference is None) != (reference_text is None):
+            missing = "reference" if reference is None else "reference_text"
+            raise InvalidRequest(f"a reference needs audio and transcript: {missing} is missing", field=missing)
+        references: tuple[Reference, ...] = ()
+        if reference is not None and reference_text is not None:
+            audio = reference if isinstance(reference, bytes) else Path(reference).read_bytes()
+            references = (Reference(audio, reference_text),)
+        return SpeechRequest(text, references=references, request_id="python", **options)
+
+
+async def _next(chunks: AsyncIterator[T]) -> T | None:
+    return await anext(chunks, None)
