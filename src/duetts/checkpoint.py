@@ -18,6 +18,7 @@ from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.errors import CheckpointError, ModelNotFound
 from duetts.model_config import CodecConfig, ModelConfig, read_json, read_sampling
 from duetts.models.codec import Codec
+from duetts.models.codec_layers import CausalTransposedConv
 from duetts.models.dual_ar import DualAR
 from duetts.types import Sampling
 
@@ -223,7 +224,10 @@ def randomise_language_model(model: DualAR, generator: torch.Generator, std: flo
 
 
 def randomise_codec(codec: Codec, generator: torch.Generator) -> None:
-    """Weights scaled by fan-in, so that signals keep their size through the layers and stay finite in half precision."""
+    """Weights scaled by fan-in, residual branches small: signals keep their size, stay finite in half precision and are
+    no more sensitive to rounding than a trained codec's."""
+    last = f"decoder.model.{len(codec.decoder.model) - 1}.conv.weight"
+    transposed = {f"{name}.conv.weight" for name, module in codec.named_modules() if isinstance(module, CausalTransposedConv)}
     with torch.no_grad():
         for name, parameter in codec.named_parameters():
             if name.endswith("gamma"):
@@ -233,7 +237,9 @@ def randomise_codec(codec: Codec, generator: torch.Generator) -> None:
             elif parameter.ndim == 1:
                 parameter.zero_()
             else:
-                parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+                fan_in = 2 * parameter.shape[0] if name in transposed else parameter[0].numel()
+                gain = 0.3 if name.endswith("block.3.conv.weight") else 3.0 if name == last else 0.7
+                parameter.normal_(0.0, gain * fan_in**-0.5, generator=generator)
 
 
 def describe_layout(config: ModelConfig, codec: CodecConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:

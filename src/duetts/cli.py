@@ -14,7 +14,7 @@ from duetts.config import EngineConfig, LoadFormat, ServerConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
 
 if TYPE_CHECKING:
-    from duetts.types import SpeechService
+    pass
 
 app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speech models.", add_completion=False,
                   no_args_is_help=True, pretty_exceptions_enable=False)  # fmt: skip

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from duetts.audio.encode import open_encoder
+from duetts.checkpoint import find_model
 from duetts.config import EngineConfig, Limits
 from duetts.embedded import MODEL_ID, mini_folder
 from duetts.engine.inprocess import start_speaker
-from duetts.checkpoint import find_model
 from duetts.errors import InvalidRequest
 from duetts.synthesizer import Synthesizer
-from duetts.types import Float32, Outcome, Reference, Speech, SpeechRequest
+from duetts.types import Float32, Outcome, Reference, SpeechRequest
 
 T = TypeVar("T")
 
@@ -64,7 +64,9 @@ class TTS:
     model: a folder, a hub id, or None for duetts-mini. Other arguments are fields of `EngineConfig`.
     """
 
-    def __init__(self, model: str | Path | None = None, *, device: str = "auto", limits: Limits | None = None, **engine: Any) -> None:
+    def __init__(
+        self, model: str | Path | None = None, *, device: str = "auto", limits: Limits | None = None, **engine: Any
+    ) -> None:
         folder = resolve_model(model)
         speaker = start_speaker(str(folder), EngineConfig(device=device, **engine))
         self._synthesizer = Synthesizer(folder, speaker, limits)
@@ -106,9 +108,7 @@ class TTS:
     def __enter__(self) -> TTS:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
