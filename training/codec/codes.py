@@ -1,0 +1,152 @@
+"""Codes of all generated audio: `python -m training.codec.codes --audio DIR --codec DIR --out DIR --minutes 3`.
+
+Codes are what the language model learns from. A frame takes 73 bits here, an hour 0.71 MB, so they travel where audio
+cannot. Clips are named by kind and row number: the manifest gives text and speaker back. Reading: `read_codes`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from duetts.models.codec import Codec
+from training.data.shards import list_shards, read_shard
+from training.recipe import FRAME, SAMPLE_RATE, codec_config
+from training.report import say
+
+KINDS = ("heart", "blend", "held-heart", "held-blend")
+BATCH_FRAMES = 6000  # about 280 s of audio in one pass
+FILE_BYTES = 15 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CodedClip:
+    """Codes [books, frames] of the clip that a kind's row makes."""
+
+    kind: str
+    number: int
+    codes: np.ndarray
+
+
+def book_bits() -> list[int]:
+    config = codec_config()
+    return [(size - 1).bit_length() for size in (config.semantic_size, *[config.residual_size] * config.num_residual)]
+
+
+def pack(codes: np.ndarray) -> np.ndarray:
+    """[books, frames] -> bytes: frame after frame, every book's lowest bits first."""
+    columns = [(codes[book, :, None] >> np.arange(bits)) & 1 for book, bits in enumerate(book_bits())]
+    return np.packbits(np.concatenate(columns, axis=1).astype(np.uint8).reshape(-1), bitorder="little")
+
+
+def unpack(packed: np.ndarray, frames: int) -> np.ndarray:
+    """The inverse of `pack`."""
+    widths = book_bits()
+    bits = np.unpackbits(packed, bitorder="little", count=frames * sum(widths)).reshape(frames, -1)
+    starts = np.cumsum([0, *widths])
+    books = [bits[:, start:end] @ (1 << np.arange(end - start)) for start, end in pairwise(starts)]
+    return np.stack(books).astype(np.int16)
+
+
+def write_codes(path: Path, clips: list[CodedClip]) -> None:
+    tensors = {
+        "packed": np.concatenate([pack(clip.codes) for clip in clips]),
+        "kinds": np.array([KINDS.index(clip.kind) for clip in clips], np.uint8),
+        "numbers": np.array([clip.number for clip in clips], np.int32),
+        "frames": np.array([clip.codes.shape[1] for clip in clips], np.int32),
+    }
+    save_file(tensors, path)
+
+
+def read_codes(path: Path) -> Iterator[CodedClip]:
+    """All clips of one file."""
+    with safe_open(path, "np") as file:
+        packed, kinds, numbers, frames = (file.get_tensor(name) for name in ("packed", "kinds", "numbers", "frames"))
+    sizes = -(-frames.astype(np.int64) * sum(book_bits()) // 8)
+    ends = np.cumsum(sizes)
+    for kind, number, count, size, end in zip(kinds, numbers, frames, sizes, ends, strict=True):
+        yield CodedClip(KINDS[kind], int(number), unpack(packed[end - size : end], int(count)))
+
+
+def load_codec(folder: Path, device: torch.device) -> Codec:
+    """The codec as it ships: bf16 weights, computed in float32."""
+    codec = Codec(codec_config())
+    tensors = {}
+    for path in sorted(folder.glob("codec*.safetensors")):
+        tensors.update(load_file(path))
+    codec.load_state_dict({name: value.float() for name, value in tensors.items()})
+    return codec.to(device).requires_grad_(False).eval()
+
+
+def encode_shard(codec: Codec, path: Path, device: torch.device) -> list[CodedClip]:
+    """Codes of every clip of a shard; clips of similar length share a pass, since causality makes padding harmless."""
+    shard = read_shard(path)
+    kind = path.name.rsplit("-", 1)[0]
+    samples = torch.from_numpy(shard.samples.copy()).to(device)
+    order = sorted(shard.clips, key=lambda clip: clip["length"])
+    coded: list[CodedClip] = []
+    while order:
+        count = max(1, BATCH_FRAMES * FRAME // order[-1]["length"])
+        batch, order = order[-count:], order[:-count]
+        wave = torch.zeros(len(batch), batch[-1]["length"], device=device)
+        for row, clip in enumerate(batch):
+            wave[row, : clip["length"]] = samples[clip["start"] : clip["start"] + clip["length"]].float() / 32768
+        codes = codec.encode(wave).to(torch.int16).cpu().numpy()
+        coded += [CodedClip(kind, clip["number"], codes[row, :, : clip["length"] // FRAME]) for row, clip in enumerate(batch)]
+    return coded
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--audio", required=True, nargs="+", help="folders of shards; the first comes first")
+    parser.add_argument("--codec", required=True, help="folder with codec.safetensors")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long and write what there is")
+    parser.add_argument("--files", type=int, default=3, help="write at most this many files")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+@torch.inference_mode()
+def main() -> None:
+    options = parse()
+    started = time.monotonic()
+    device, out = torch.device(options.device), Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_float32_matmul_precision("high")
+    codec = load_codec(Path(options.codec), device)
+    shards = [path for folder in options.audio for path in list_shards(Path(folder))]
+    shards.sort(key=lambda path: path.name.startswith("heart"))  # the rare kinds first
+    pending: list[CodedClip] = []
+    written, frames = 0, 0
+    room_frames = FILE_BYTES * 8 // sum(book_bits()) - 8 * len(shards)
+    for path in shards:
+        if time.monotonic() - started > 60 * options.minutes or written == options.files:
+            break
+        pending += encode_shard(codec, path, device)
+        if sum(clip.codes.shape[1] for clip in pending) > 0.95 * room_frames:
+            frames += flush(out, written, pending)
+            pending, written = [], written + 1
+    if pending and written < options.files:
+        frames += flush(out, written, pending)
+    hours = frames * FRAME / SAMPLE_RATE / 3600
+    say(f"codes of {hours:.1f} h from {len(shards)} shards in {time.monotonic() - started:.0f} s")
+
+
+def flush(out: Path, index: int, clips: list[CodedClip]) -> int:
+    write_codes(out / f"codes-{index + 1:02d}.safetensors", clips)
+    return sum(clip.codes.shape[1] for clip in clips)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is spoken, by whom, and the audio made from it."""
