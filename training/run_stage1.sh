@@ -12,11 +12,9 @@ set -euo pipefail
 part=${1:?first, next or last} limit=${2:?seconds}
 began=$SECONDS
 : "${OUT:?the folder for results}" "${MINUTES:=20}" "${HOURS:=60}" "${BLEND_HOURS:=12}" "${ROOM:=/tmp/duetts-stage1}"
-lines=.carry/lines.txt.xz
 cores=$(nproc)
-mkdir -p "$OUT" "$ROOM" "$ROOM/site"
+mkdir -p "$OUT" "$ROOM/site" "$ROOM/code"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$ROOM/site:src:. TORCHINDUCTOR_CACHE_DIR=$ROOM/inductor KOKORO_JA_CACHE=$ROOM/kokoro
-unset PYTHONHOME
 
 fail() { echo "FAILED: $*" >&2; exit 1; }
 left() { echo $((limit - (SECONDS - began))); }
@@ -96,9 +94,13 @@ restart_training() {
 }
 
 unpack
+cp -r src training "$ROOM/code/"  # what runs on must not change under it
+[ ! -e .carry/lines.txt.xz ] || cp .carry/lines.txt.xz "$ROOM/"
+lines=$ROOM/lines.txt.xz
+[ -e "$lines" ] || fail "the lines are not here: python3 -m training.data.texts .carry/lines.txt.xz makes them"
+cd "$ROOM/code"
 case $part in
 first)
-    [ -e "$lines" ] || fail "$lines is not here"
     python3 -m training.check_machine "$lines" ${CHECK_OPTIONS:-}
     OMP_NUM_THREADS=1 python3 -m training.data.generate --lines "$lines" --out "$ROOM/held" --kind held-heart --hours "${HELD_HOURS:-0.2}" --nice 0
     start_heart
