@@ -19,7 +19,7 @@ from training.data.texts import read_lines
 from training.recipe import SAMPLE_RATE
 from training.report import say
 
-ROWS_PER_SHARD = {"heart": 100, "blend": 16, "held-heart": 24, "held-blend": 12}
+ROWS_PER_SHARD = {"heart": 100, "blend": 8, "held-heart": 24, "held-blend": 12}
 MEAN_CLIP_S = 6.0  # only to turn hours into rows
 
 
