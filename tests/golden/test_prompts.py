@@ -2,7 +2,9 @@
 
 import base64
 import json
+import re
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from duetts.model_config import ModelConfig, read_json
 from duetts.text.byte_level import byte_characters
 from duetts.text.prompt import Turn, build_prompt
 from duetts.text.tokenizer import Tokenizer
+from duetts.types import Int32
 
 QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -24,7 +27,7 @@ def merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     parts = [token[i : i + 1] for i in range(len(token))]
     limit = ranks[token]
     while len(parts) > 2:
-        pairs = [ranks.get(left + right, limit) for left, right in zip(parts, parts[1:], strict=False)]
+        pairs = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
         lowest = min(range(len(pairs)), key=pairs.__getitem__)
         assert pairs[lowest] < limit, f"{token!r} cannot be merged"
         parts[lowest : lowest + 2] = [parts[lowest] + parts[lowest + 1]]
@@ -70,39 +73,72 @@ def fixture(golden_dir: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def tokenizer(fixture: dict[str, Any]) -> Tokenizer:
     content = json.loads((Path(__file__).parents[1] / "data" / "s2_pro_config.json").read_text())
+    first, last = fixture["semantic_begin_id"], fixture["semantic_end_id"]
     content["eos_token_id"] = fixture["special_ids"]["<|im_end|>"]
-    content["semantic_start_token_id"] = fixture["semantic_begin_id"]
-    content["semantic_end_token_id"] = fixture["semantic_end_id"]
-    raw = qwen_tokenizer(fixture)
-    return Tokenizer(raw, RawTokenizer.from_str(raw.to_str()), ModelConfig.from_dict(content))
+    content["semantic_start_token_id"], content["semantic_end_token_id"] = first, last
+    content["text_config"]["vocab_size"] = max(content["text_config"]["vocab_size"], last + 1)
+    audio = content["audio_decoder_config"]
+    audio["num_codebooks"] = len(next(iter(fixture["cases"].values()))["prompts"][0]["vq_codes"])
+    audio["vocab_size"] = max(audio["vocab_size"], last - first + 1)
+    return Tokenizer(json.loads(qwen_tokenizer(fixture).to_str()), ModelConfig.from_dict(content))
+
+
+def lay_out(tokenizer: Tokenizer, case: dict[str, Any], index: int) -> Int32:
+    """Our prompt of one batch of a case, with the codes that the file has for references and earlier batches."""
+    codes = np.array(case["prompts"][index]["vq_codes"], dtype=np.int32)
+    ends = np.cumsum([reference["frames"] for reference in case["refs"]], dtype=int).tolist()
+    starts = [0, *ends]
+    references = [
+        (codes[:, start:end], reference["text"]) for start, end, reference in zip(starts, ends, case["refs"], strict=False)
+    ]
+    # What a prompt has beyond the one before is the speech of the batch before.
+    known = [len(prompt["vq_positions"]) for prompt in case["prompts"][: index + 1]]
+    assert known[0] == starts[-1]
+    history = [
+        Turn(text, codes[:, start:end]) for text, (start, end) in zip(case["batch_texts"][:index], pairwise(known), strict=True)
+    ]
+    return build_prompt(tokenizer, references, history, case["batch_texts"][index])
 
 
 def test_every_prompt_of_every_case(fixture: dict[str, Any], tokenizer: Tokenizer) -> None:
-    compared = 0
+    wrong: list[str] = []
+    compared: list[tuple[str, int]] = []
     for name, case in fixture["cases"].items():
-        lengths = [reference["frames"] for reference in case["refs"]]
-        history: list[Turn] = []
-        assert len(case["batch_texts"]) == len(case["prompts"]), name
-        for index, (text, expected) in enumerate(zip(case["batch_texts"], case["prompts"], strict=True)):
-            codes = np.array(expected["vq_codes"], dtype=np.int32)
-            ends = np.cumsum(lengths).tolist()
-            parts = np.split(codes[:, : sum(lengths)], ends[:-1], axis=1) if lengths else []
-            references = [(part, reference["text"]) for part, reference in zip(parts, case["refs"], strict=True)]
-            if index:
-                start = case["prompts"][index - 1]
-                known = np.array(start["vq_codes"], dtype=np.int32).shape[1]
-                history.append(Turn(case["batch_texts"][index - 1], codes[:, known:]))
-            prompt = build_prompt(tokenizer, references, history, text)
-            assert prompt[0].tolist() == expected["ids"], f"{name}, batch {index}"
-            spoken = np.flatnonzero(prompt[0] >= tokenizer.semantic_start)
-            assert spoken.tolist() == expected["vq_positions"], f"{name}, batch {index}"
-            assert np.array_equal(prompt[1:, spoken], codes.reshape(prompt.shape[0] - 1, -1)), f"{name}, batch {index}"
-            assert not np.delete(prompt[1:], spoken, axis=1).any()
-            compared += 1
-    assert compared == sum(len(case["prompts"]) for case in fixture["cases"].values()) > 0
+        assert len(case["batch_texts"]) == len(case["prompts"]) > 0, name
+        for index, expected in enumerate(case["prompts"]):
+            prompt = lay_out(tokenizer, case, index)
+            codes = np.zeros_like(prompt[1:])
+            codes[:, expected["vq_positions"]] = expected["vq_codes"]
+            semantic = (prompt[0] >= fixture["semantic_begin_id"]) & (prompt[0] <= fixture["semantic_end_id"])
+            same = (
+                prompt.dtype == np.int32,
+                prompt[0].tolist() == expected["ids"],
+                np.flatnonzero(semantic).tolist() == expected["vq_positions"],
+                np.array_equal(prompt[1:], codes),
+            )
+            if not all(same):
+                wrong.append(f"{name}, batch {index}: dtype, ids, positions, codes agree: {same}")
+            compared.append((name, index))
+    assert not wrong, "\n".join(wrong)
+    assert compared == [(name, index) for name, case in fixture["cases"].items() for index in range(len(case["prompts"]))]
+    assert compared
 
 
-def test_plain_strings(fixture: dict[str, Any], tokenizer: Tokenizer) -> None:
+def test_every_encoded_string(fixture: dict[str, Any], tokenizer: Tokenizer) -> None:
     assert fixture["encode"]
     for text, ids in fixture["encode"]:
         assert tokenizer.encode(text) == ids, text
+        if not re.search(r"<\|(?!speaker:)", text):
+            assert tokenizer.encode_text(text) == ids, text
+
+
+def test_special_ids(fixture: dict[str, Any], tokenizer: Tokenizer) -> None:
+    for name, index in fixture["special_ids"].items():
+        assert tokenizer.encode(name) == [index]
+        spelled = tokenizer.encode_text(name)
+        assert (spelled == [index]) == name.startswith("<|phoneme_"), name
+
+
+def test_text_is_composed_before_it_is_split(tokenizer: Tokenizer) -> None:
+    decomposed = "cafe\u0301 A\u030angstro\u0308m"
+    assert tokenizer.encode_text(decomposed) == tokenizer.encode_text("caf\u00e9 \u00c5ngstr\u00f6m")

@@ -1,7 +1,7 @@
-"""A tokenizer of bytes for small models: no merges, the chat layout's control tokens, and its constant pieces as one id each.
+"""A tokenizer of bytes for small models: no merges, the chat layout's control tokens, and its constant phrases as one id each.
 
-A prompt then costs a dozen positions instead of a hundred. Users cannot reach the phrase ids: their text is encoded with
-added tokens off.
+A prompt then costs a dozen positions instead of a hundred. Users cannot reach the phrase ids: their text is encoded without
+added tokens. Control tokens stay apart from the phrases, so that every message ends in the id that also stops generation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from duetts.text.prompt import CONSTANT_PIECES
+from duetts.text.prompt import PHRASES
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "<|phoneme_start|>", "<|phoneme_end|>", "<|text|>",
@@ -26,13 +26,14 @@ def byte_characters() -> list[str]:
 
 
 def write_byte_tokenizer(path: Path, num_semantic: int) -> dict[str, int]:
-    """Writes tokenizer.json; returns the ids that a config.json names, and a vocabulary size padded to a multiple of 64.
+    """Writes tokenizer.json, always the same bytes; returns the values that config.json needs.
 
-    Ids: bytes 0..255, control tokens, constant pieces, then `num_semantic` semantic tokens.
+    Ids: bytes 0..255 by value, control tokens, phrases, then `num_semantic` semantic tokens. The vocabulary size is the next
+    multiple of 64. The returned keys are config.json's; `vocab_size` belongs into its `text_config`.
     """
     vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
     semantic = [f"<|semantic:{index}|>" for index in range(num_semantic)]
-    added = {token: 256 + index for index, token in enumerate((*SPECIAL_TOKENS, *CONSTANT_PIECES, *semantic))}
+    added = {token: 256 + index for index, token in enumerate((*SPECIAL_TOKENS, *PHRASES, *semantic))}
     content: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,

@@ -18,12 +18,13 @@ from duetts.types import Int32
 SYSTEM = "convert the provided text to speech"
 SYSTEM_WITH_REFERENCE = "convert the provided text to speech reference to the following:\n\nText:\n"
 SPEECH = "\n\nSpeech:\n"
-OPEN = {role: f"<|im_start|>{role}\n" for role in ("system", "user", "assistant")}
-OPEN_SPEECH = OPEN["assistant"] + "<|voice|>"
-CLOSE = "<|im_end|>\n"
-CONSTANT_PIECES = (SYSTEM, SYSTEM_WITH_REFERENCE, SPEECH, OPEN["system"], OPEN["user"], OPEN_SPEECH, CLOSE)
+SYSTEM_ROLE, USER_ROLE, ASSISTANT_ROLE = "system\n", "user\n", "assistant\n"
+START, END = "<|im_start|>", "<|im_end|>"
 
-SPEAKER_TAG = re.compile(r"<\|speaker:\d+\|>")
+# The constant phrases of the chat layout that are plain text; a small model's tokenizer has one token for each.
+PHRASES = (SYSTEM, SYSTEM_WITH_REFERENCE, SPEECH, SYSTEM_ROLE, USER_ROLE, ASSISTANT_ROLE)
+
+SPEAKER_TAG = re.compile(r"<\|speaker:[0-9]+\|>")
 
 # A clip to clone: codes int32 [codebooks, frames] and what is said in it.
 CodedReference = tuple[Int32, str]
@@ -44,13 +45,16 @@ class _Columns:
         self._tokenizer = tokenizer
         self._parts: list[Int32] = []
 
-    def constant(self, piece: str) -> None:
+    def piece(self, piece: str) -> None:
         self._ids(self._tokenizer.encode(piece))
 
     def text(self, text: str) -> None:
         self._ids(self._tokenizer.encode_text(text))
 
     def frames(self, codes: Int32) -> None:
+        books = self._tokenizer.num_codebooks
+        assert codes.ndim == 2, f"codes are [codebooks, frames], not {list(codes.shape)}"
+        assert codes.shape[0] == books, f"codes have {codes.shape[0]} codebooks, the model {books}"
         self._parts.append(np.concatenate((codes[:1] + self._tokenizer.semantic_start, codes)).astype(np.int32))
 
     def array(self) -> Int32:
@@ -63,33 +67,56 @@ class _Columns:
 
 
 def build_prompt(tokenizer: Tokenizer, references: Sequence[CodedReference], history: Sequence[Turn], text: str) -> Int32:
-    """The chat layout of S2 Pro -> int32 [1 + codebooks, positions], ending where the first frame is drawn.
+    """The layout of the tokenizer's model -> int32 [1 + codebooks, positions], ending where the first frame is drawn.
+
+    `references` are the voices to speak with, `history` what was said before, in order, `text` what is to be said.
+    """
+    layout = {"fish_qwen3_omni": chat_layout, "dual_ar": interleave_layout}[tokenizer.model_type]
+    return layout(tokenizer, references, history, text)
+
+
+def chat_layout(tokenizer: Tokenizer, references: Sequence[CodedReference], history: Sequence[Turn], text: str) -> Int32:
+    """S2 Pro: a system message with all references, then user and assistant messages in turn.
 
     A transcript without a speaker tag gets the tag of its place; the text to speak is taken as it is.
     """
     columns = _Columns(tokenizer)
-    columns.constant(OPEN["system"])
+    columns.piece(START + SYSTEM_ROLE)
     if references:
-        columns.constant(SYSTEM_WITH_REFERENCE)
+        columns.piece(SYSTEM_WITH_REFERENCE)
         columns.text("\n".join(_tagged(transcript, index) for index, (_, transcript) in enumerate(references)))
-        columns.constant(SPEECH)
-        columns.frames(np.concatenate([codes for codes, _ in references], axis=1))
+        columns.piece(SPEECH)
+        for codes, _ in references:
+            columns.frames(codes)
     else:
-        columns.constant(SYSTEM)
-    columns.constant(CLOSE)
+        columns.piece(SYSTEM)
+    columns.piece(END + "\n")
     for turn in history:
-        _open_turn(columns, turn.text)
+        _open_speech(columns, turn.text)
         columns.frames(turn.codes)
-        columns.constant(CLOSE)
-    _open_turn(columns, text)
+        columns.piece(END + "\n")
+    _open_speech(columns, text)
     return columns.array()
 
 
-def _open_turn(columns: _Columns, text: str) -> None:
-    columns.constant(OPEN["user"])
+def interleave_layout(tokenizer: Tokenizer, references: Sequence[CodedReference], history: Sequence[Turn], text: str) -> Int32:
+    """S1: text and speech side by side, all by speaker 0. Written from a description, untested against a reference."""
+    columns = _Columns(tokenizer)
+    columns.piece("<|interleave|>")
+    spoken = [(transcript, codes) for codes, transcript in references] + [(turn.text, turn.codes) for turn in history]
+    for transcript, codes in spoken:
+        columns.text(_tagged(transcript, 0))
+        columns.frames(codes)
+        columns.piece(END)
+    columns.text(_tagged(text, 0))
+    return columns.array()
+
+
+def _open_speech(columns: _Columns, text: str) -> None:
+    columns.piece(START + USER_ROLE)
     columns.text(text)
-    columns.constant(CLOSE)
-    columns.constant(OPEN_SPEECH)
+    columns.piece(END + "\n")
+    columns.piece(START + ASSISTANT_ROLE + "<|voice|>")
 
 
 def _tagged(transcript: str, index: int) -> str:
