@@ -1,9 +1,15 @@
 """What may be spoken: cleaning and checks of user text, and how long speech of it can be at most. No model, no tokenizer.
 
-Decisions: text is normalised to NFC. Emoji and SSML or other markup reach the model as they stand, but text that holds
-nothing except symbols is refused. `[tags]` pass through, and count as something to speak. Invisible characters that only
-break words are dropped; joiners are kept where scripts and emoji need them, that is beside a character that is not Latin.
-Tabs become spaces, Unicode and Windows line ends become plain ones.
+Decisions, the same for `input` and transcripts:
+- Text is normalised to NFC. Line ends of every kind become newlines, tabs stay, other control characters go (only they: what
+  follows an escape character is ordinary text).
+- Marks that have no sound go: soft hyphens, zero-width spaces, word joiners, byte-order marks, direction marks. The joiners
+  U+200C and U+200D stay after a letter of a script that is written with them, and U+200D inside emoji.
+- Emoji, Markdown, HTML and SSML reach the model as they stand: nothing is named, honoured or deleted by default.
+- `[tags]` pass through and count as something to speak, as does the content of a phoneme pair. Speaker tags do not.
+- More than 30 combining marks on one character (Unicode's stream-safe limit; no language comes near it) are refused.
+- Each speaker's turn begins on a line of its own, as the model was trained; text before the first tag is a turn too.
+- Control tokens are looked for last, so that no invisible mark can hide one.
 """
 
 from __future__ import annotations
@@ -11,58 +17,98 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from itertools import groupby
 
 from duetts.errors import InvalidRequest
 
-CONTROL_TOKEN = re.compile(r"<\|[^|<>\n]{1,64}\|>")
-ALLOWED_TOKEN = re.compile(r"<\|(speaker:\d+|phoneme_start|phoneme_end)\|>")
-LEGACY_SPEAKER = re.compile(r"<speaker:(\d+)>")
-LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x85\x0b\x0c]")
-INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
-JOINERS = re.compile("[\u200c\u200d]")
-SURROGATES = re.compile("[\ud800-\udfff]")
+CONTROL_TOKEN = re.compile(r"<\|[^|<>]*\|>")
+ALLOWED_TOKEN = re.compile(r"<\|(?:speaker:[0-9]+|phoneme_start|phoneme_end)\|>")
+LEGACY_SPEAKER = re.compile(r"<speaker:([0-9]+)>")
+TURN_START = re.compile(r"(?=<\|speaker:[0-9]+\|>)")
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+LINE_END = re.compile("\r\n?|[\v\f\x85\u2028\u2029]")
+# C0 and C1 controls but tab and newline, then what is invisible and silent everywhere.
+SILENT = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+JOINERS = re.compile("[\u200c\u200d]+")
+# Arabic to Mandaic, the Indic scripts, Myanmar, Khmer and Mongolian, Arabic presentation forms.
+JOINING_SCRIPTS = re.compile("[\u0600-\u0dff\u1000-\u109f\u1780-\u18af\ua840-\uabff\ufb50-\ufdff\ufe70-\ufefe]")
+EMOJI_TAIL = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")
+
+TOKEN_SHOWN_CHARS = 40
+MAX_STACKED_MARKS = 30
+
+BASE_S = 1.8
+BYTE_S = 0.18
+DIGIT_S = 0.5
 
 
-def clean_text(text: str, *, field: str, max_chars: int) -> str:
-    """The text as the model gets it. Raises `InvalidRequest` naming `field` for what cannot be spoken."""
+def clean_text(text: str | None, *, field: str, max_chars: int) -> str:
+    """The text as the model gets it. Cleaning what is clean changes nothing.
+
+    `max_chars` counts what was sent, trimmed. Raises `InvalidRequest` with `field` and a code: `invalid_value` (missing,
+    empty, NUL, unpaired surrogate, stacked marks), `input_too_long`, `unsupported_control_token`, `nothing_to_speak`.
+    """
+    if text is None:
+        raise InvalidRequest(f"{field} is missing", field=field)
     if "\x00" in text:
         raise InvalidRequest(f"{field} holds a NUL character", field=field)
-    if SURROGATES.search(text):
+    if SURROGATE.search(text):
         raise InvalidRequest(f"{field} holds an unpaired surrogate, which is no character", field=field)
-    text = LINE_ENDS.sub("\n", text).replace("\t", " ")
-    text = INVISIBLE.sub("", text)
-    text = JOINERS.sub(_needed_joiner, text)
-    text = "".join(c for c in text if c == "\n" or unicodedata.category(c) != "Cc")
-    text = unicodedata.normalize("NFC", text).strip()
-    if not text:
-        raise InvalidRequest(f"{field} is empty", field=field)
-    if len(text) > max_chars:
+    length = len(text.strip().removeprefix("\ufeff").strip())
+    if length > max_chars:
         raise InvalidRequest(
-            f"{field} has {len(text)} characters; at most {max_chars} are allowed", field=field, code="input_too_long"
+            f"{field} has {length} characters; at most {max_chars} are allowed", field=field, code="input_too_long"
         )
+    text = JOINERS.sub(_needed_joiner, SILENT.sub("", LINE_END.sub("\n", text)))
+    if _stacked_marks(text) > MAX_STACKED_MARKS:  # normalising them takes quadratic time
+        raise InvalidRequest(f"{field} stacks more than {MAX_STACKED_MARKS} marks on one character", field=field)
+    text = unicodedata.normalize("NFC", text)
     text = LEGACY_SPEAKER.sub(r"<|speaker:\1|>", text)
-    for token in CONTROL_TOKEN.findall(text):
-        if not ALLOWED_TOKEN.fullmatch(token):
-            raise InvalidRequest(
-                f"{field} holds the control token {token}, which is not allowed", field=field,
-                code="unsupported_control_token",
-            )  # fmt: skip
-    if not any(c.isalnum() for c in ALLOWED_TOKEN.sub("", text)):
-        raise InvalidRequest(f"{field} has no letter and no digit: nothing to speak", field=field, code="nothing_to_speak")
+    turns = [turn.strip() for turn in TURN_START.split(text)]
+    text = "\n".join(turn for turn in turns if turn)
+    _check_content(text, field)
     return text
 
 
+def _check_content(text: str, field: str) -> None:
+    if not text:
+        raise InvalidRequest(f"{field} is empty", field=field)
+    for token in CONTROL_TOKEN.findall(text):
+        if not ALLOWED_TOKEN.fullmatch(token):
+            shown = token if len(token) <= TOKEN_SHOWN_CHARS else token[:TOKEN_SHOWN_CHARS] + "..."
+            raise InvalidRequest(
+                f"{field} holds the control token {shown}; only speaker and phoneme tokens are allowed",
+                field=field,
+                code="unsupported_control_token",
+            )
+    if not any(character.isalnum() for character in ALLOWED_TOKEN.sub("", text)):
+        raise InvalidRequest(f"{field} has no letter and no digit: nothing to speak", field=field, code="nothing_to_speak")
+
+
+def _stacked_marks(text: str) -> int:
+    """The longest run of combining marks."""
+    if text.isascii():
+        return 0
+    runs = groupby(text, key=lambda character: unicodedata.combining(character) != 0)
+    return max((sum(1 for _ in run) for stacked, run in runs if stacked), default=0)
+
+
 def _needed_joiner(match: re.Match[str]) -> str:
-    """Keeps a joiner between two characters of which neither is Latin, a digit or a space."""
-    text, at = match.string, match.start()
-    around = (text[at - 1 : at], text[at + 1 : at + 2])
-    return match.group() if all(c and not c.isascii() and not c.isspace() for c in around) else ""
+    """The first of a run of joiners where it changes what is read, else nothing."""
+    joiner = match.group()[0]
+    before, after = match.string[match.start() - 1 : match.start()], match.string[match.end() : match.end() + 1]
+    if JOINING_SCRIPTS.match(before) and unicodedata.category(before)[0] in "LM":
+        return joiner
+    in_emoji = joiner == "\u200d" and after and unicodedata.category(after) == "So"
+    return joiner if in_emoji and (EMOJI_TAIL.match(before) or unicodedata.category(before or " ") == "So") else ""
 
 
 def frames_bound(text: str, frame_rate: float) -> int:
-    """The most frames that speech of a text may take: 1.8 s, 0.18 s per UTF-8 byte and 0.5 s per digit.
+    """The most frames that speech of a text may take: 1.8 s, 0.18 s for each UTF-8 byte and 0.5 s more for each digit.
 
-    About three times what slow speech needs, so that it only ends runs that have lost their text.
+    English is spoken at about 0.07 s a byte, so the bound ends only runs that have lost their text.
     """
-    seconds = 1.8 + 0.18 * len(text.encode()) + 0.5 * sum(c.isdigit() for c in text)
+    digits = sum(character.isdigit() for character in text)
+    seconds = BASE_S + BYTE_S * len(text.encode()) + DIGIT_S * digits
     return math.ceil(seconds * frame_rate)
