@@ -1,0 +1,92 @@
+"""The web application: routes put together, request ids, and the one place where every error becomes an answer. No torch."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+import uuid
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from duetts.config import ServerConfig
+from duetts.errors import DuettsError
+from duetts.server.errors import error_kind, error_response
+from duetts.server.models import models_router
+from duetts.server.speech import speech_router
+from duetts.types import SpeechService
+
+CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+log = logging.getLogger("duetts.server")
+
+
+def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
+    """The application in front of a service, which must be ready."""
+    app = FastAPI(
+        title="duetts",
+        version=version("duetts"),
+        root_path=config.root_path,
+        redirect_slashes=False,  # a redirect loses the body of a POST in many clients; `Entrance` takes both forms
+        exception_handlers={HTTPException: _answer_http_error},
+    )
+    app.include_router(speech_router(service, config))
+    app.include_router(models_router(service, config))
+    app.add_middleware(Entrance)
+    return app
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    return error_response(error, request.state.request_id)
+
+
+class Entrance:
+    """Gives every request its ids, takes paths with a slash at the end, and answers whatever is raised further in.
+
+    `speech_id` is made here and unique: the only one used inside. `request_id` is the client's own if it sent a fit one; it
+    is only echoed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        speech_id = f"speech-{uuid.uuid4().hex}"
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = client_id if CLIENT_ID.fullmatch(client_id) else speech_id
+        scope["path"] = scope["path"].rstrip("/") or "/"
+        scope["state"] = {**scope.get("state", {}), "speech_id": speech_id, "request_id": request_id}
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            log.info("%s: the client left", speech_id)
+        except Exception as error:
+            _log_failure(speech_id, error)
+            if started:
+                # The server then closes the connection without the end of the body: nothing cut short looks complete.
+                raise RuntimeError(f"{speech_id}: the answer was broken off") from None
+            await error_response(error, request_id)(scope, receive, send_with_id)
+
+
+def _log_failure(speech_id: str, error: Exception) -> None:
+    """Errors by class, and where an unexpected one came from. Not their texts, which may repeat what a user wrote."""
+    where = "" if isinstance(error, DuettsError) else "\n" + "".join(traceback.format_tb(error.__traceback__))
+    level = logging.ERROR if error_kind(error).status == 500 else logging.INFO
+    log.log(level, "%s: %s%s", speech_id, type(error).__name__, where)

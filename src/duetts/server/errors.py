@@ -1,0 +1,91 @@
+"""What an error is over HTTP: one table from exceptions to status, OpenAI error type and code. Knows no routes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from duetts.errors import (
+    Aborted,
+    DeadlineExceeded,
+    EmptyGeneration,
+    EngineFailure,
+    ForbiddenReference,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    UnknownModel,
+)
+
+RETRY_AFTER_S = 5  # while loading or draining
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """One row. `code` None is the error's own; `message` None is the error's own text; `retry` False stops client retries."""
+
+    status: int
+    type: str
+    code: str | None = None
+    message: str | None = None
+    retry: bool = True
+
+
+EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
+    InvalidRequest: ErrorKind(400, "invalid_request_error"),
+    ForbiddenReference: ErrorKind(403, "permission_error"),
+    UnknownModel: ErrorKind(404, "not_found_error"),
+    Overloaded: ErrorKind(429, "rate_limit_error", "queue_full"),
+    NotReady: ErrorKind(503, "server_error", "not_ready"),
+    Aborted: ErrorKind(503, "server_error", "draining", "the server is stopping; the request was ended"),
+    DeadlineExceeded: ErrorKind(504, "server_error", "deadline_exceeded", retry=False),
+    EmptyGeneration: ErrorKind(500, "server_error", "empty_generation", "the model made no audio for this input", retry=False),
+    EngineFailure: ErrorKind(500, "server_error", "internal_error", "the engine failed; this request is lost"),
+    Exception: ErrorKind(500, "server_error", "internal_error", "an internal error; the log has it", retry=False),
+}
+
+# What the router and the body reader raise as `HTTPException`.
+HTTP_STATUSES = {
+    404: ErrorKind(404, "not_found_error", "route_not_found", "there is no such path"),
+    405: ErrorKind(405, "invalid_request_error", "method_not_allowed", "this path does not take this method"),
+    413: ErrorKind(413, "invalid_request_error", "payload_too_large"),
+    415: ErrorKind(415, "invalid_request_error", "unsupported_media_type"),
+}
+
+
+def error_kind(error: BaseException) -> ErrorKind:
+    """The row of an error: that of its class, or of its nearest parent in the table."""
+    if isinstance(error, HTTPException) and error.status_code in HTTP_STATUSES:
+        return HTTP_STATUSES[error.status_code]
+    return next(EXCEPTIONS[kind] for kind in type(error).__mro__ if kind in EXCEPTIONS)
+
+
+def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
+    """The JSON object of an error in OpenAI's shape."""
+    kind = error_kind(error)
+    field, code = (error.field, error.code) if isinstance(error, InvalidRequest) else (None, kind.code)
+    message = kind.message or (error.detail if isinstance(error, HTTPException) else str(error))
+    return {
+        "error": {"message": message, "type": kind.type, "param": field, "code": code},
+        "request_id": request_id,
+    }
+
+
+def error_response(error: BaseException, request_id: str) -> Response:
+    """A complete answer for an error raised before anything was sent."""
+    kind = error_kind(error)
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif kind.status == 503:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if not kind.retry:
+        headers["X-Should-Retry"] = "false"
+    # ASCII only: an unpaired surrogate in a name that is repeated here cannot be encoded otherwise.
+    content = json.dumps(error_body(error, request_id))
+    return Response(content, kind.status, headers, media_type="application/json")

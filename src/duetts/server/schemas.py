@@ -1,0 +1,251 @@
+"""The wire shape of a speech request: its fields in one table, their types, and what they become. Knows no routes, no model.
+
+This room checks presence, types and shapes. Ranges of numbers, text rules and lengths are the synthesizer's, so that they
+hold for every door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from duetts.audio.encode import FORMAT_NAMES, find_format
+from duetts.config import ServerConfig
+from duetts.errors import InvalidRequest, UnknownModel
+from duetts.server.references import read_references
+from duetts.types import SpeechRequest
+
+MAX_INSTRUCTIONS_CHARS = 4096
+MAX_IGNORED_NAMES = 16
+LARGEST_NUMBER = 2.0**64  # beyond every field's range; NaN and infinities are refused with it
+LOWEST_SPEED, HIGHEST_SPEED = 0.25, 4.0
+
+# What JSON calls each type, and how its values are told. A boolean is no number; `file` is a part of a form.
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: type(value) in (int, float),
+    "integer": lambda value: type(value) is int,
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "file": lambda value: isinstance(value, bytes),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WireField:
+    """A known field. `only` lists the values that a field may have whose feature is missing; `hint` fields have no effect."""
+
+    types: tuple[str, ...]
+    note: str
+    only: tuple[Any, ...] | None = None
+    hint: bool = False
+
+
+def _other_models(*types: str, only: tuple[Any, ...] = ()) -> WireField:
+    return WireField(types or tuple(TYPES), "A field of other models.", only=only)
+
+
+FIELDS: dict[str, WireField] = {
+    "input": WireField(("string",), "Text to speak. Required."),
+    "model": WireField(("string",), "A served model id; see GET /v1/models. Default: the first of them."),
+    "voice": WireField(("string", "object"), 'Only "default" so far, as a string or as {"id": "default"}.'),
+    "speaker": WireField(("string", "object"), "Another name of voice."),
+    "reference_id": WireField(("string",), "A registered voice.", only=()),
+    "instructions": WireField(("string",), "Accepted without effect: the model has no such channel.", hint=True),
+    "response_format": WireField(("string",), f"One of {', '.join(FORMAT_NAMES)}. Default: wav."),
+    "sample_rate": WireField(("integer",), "Hz. Only the model's own rate so far."),
+    "speed": WireField(("number",), "Only 1.0 so far."),
+    "stream": WireField(("boolean",), "Events are not served yet; with stream_format audio it has no further effect."),
+    "stream_format": WireField(("string",), '"audio": a chunked body, sent while it is made.'),
+    "ref_audio": WireField(("string", "array", "file"), "Clips of the voice to clone: data address, base64, or a form's file."),
+    "ref_text": WireField(("string", "array"), "What is said in ref_audio, one transcript a clip."),
+    "references": WireField(("array",), "Clips and transcripts: a list of {audio, text}."),
+    "language": WireField(("string",), "Accepted without effect: the model tells languages by itself.", hint=True),
+    "max_new_tokens": WireField(("integer",), "At most this many frames of audio."),
+    "temperature": WireField(("number",), "0..2; 0 is greedy."),
+    "top_p": WireField(("number",), "Up to 1."),
+    "top_k": WireField(("integer",), "0..1000; 0 is no limit."),
+    "repetition_penalty": WireField(("number",), "0.8..2; 1 is off."),
+    "seed": WireField(("integer",), "64 bits, signed. Same seed, same request: same audio."),
+    "timeout": WireField(("number",), "Seconds until the request is given up."),
+    "extra_params": WireField(("object",), "temperature, top_p, top_k and repetition_penalty by another way."),
+    "initial_codec_chunk_frames": WireField(("integer",), "Accepted without effect.", hint=True),
+    "task_type": _other_models("string", only=("Base",)),
+    "x_vector_only_mode": _other_models(),
+    "speaker_embedding": _other_models(),
+    "ref_audio_2": _other_models(),
+    "ambient_sound": _other_models(),
+    "duration_seconds": _other_models(),
+    "non_streaming_mode": _other_models(),
+    "token_count": _other_models(),
+    "duration_tokens": _other_models(),
+    "word_timestamps": WireField(("boolean",), "Not supported.", only=(False,)),
+    "volume": WireField(("number",), "dB. Not supported yet.", only=(0,)),
+    "volume_multiplier": WireField(("number",), "Not supported yet.", only=(1,)),
+    "normalize_loudness": WireField(("boolean",), "Not supported yet.", only=(False,)),
+    "normalize": WireField(("boolean",), "Not supported yet.", only=(False,)),
+    "pronunciation": WireField(("object",), "Not supported yet.", only=({},)),
+}
+
+EXTRA_PARAMS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechOrder:
+    """What a body asks for: the request to the synthesizer, and how to answer. `ignored` fields had no effect."""
+
+    request: SpeechRequest
+    model: str
+    response_format: str
+    streaming: bool
+    ignored: tuple[str, ...]
+
+
+def is_text(name: str) -> bool:
+    """Whether a form's field of this name is text as it stands."""
+    return name not in FIELDS or "string" in FIELDS[name].types
+
+
+def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, request_id: str) -> SpeechOrder:
+    """Checks a body's fields. Null is the same as absent. Raises `InvalidRequest` naming the field."""
+    given = {name: value for name, value in body.items() if value is not None}
+    _check_types({name: value for name, value in given.items() if name in FIELDS})
+    given.update(_read_extra_params(given))
+    _refuse_missing_features(given, sample_rate)
+    model = check_model(given.get("model", config.served_model_names[0]), config)
+    _check_voice(given)
+    streaming = _read_streaming(given)
+    request = SpeechRequest(
+        text=_read_input(given),
+        references=read_references(given, config.limits.reference_bytes),
+        temperature=given.get("temperature"),
+        top_p=given.get("top_p"),
+        top_k=given.get("top_k"),
+        repetition_penalty=given.get("repetition_penalty"),
+        seed=given.get("seed"),
+        max_new_tokens=given.get("max_new_tokens"),
+        timeout_s=given.get("timeout"),
+        streaming=streaming,
+        request_id=request_id,
+    )
+    response_format = find_format(given.get("response_format", "wav")).name
+    return SpeechOrder(request, model, response_format, streaming, _ignored(given))
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        _check_type(name, value, FIELDS[name].types)
+
+
+def _check_type(name: str, value: Any, types: tuple[str, ...]) -> None:
+    takes_numbers = "number" in types or "integer" in types
+    if takes_numbers and isinstance(value, int | float) and not abs(value) < LARGEST_NUMBER:  # false for NaN too
+        raise InvalidRequest(f"{name} is out of range", field=name, code="out_of_range")
+    if not any(TYPES[kind](value) for kind in types):
+        found = next((kind for kind in TYPES if TYPES[kind](value)), "null")
+        raise InvalidRequest(f"{name} must be of type {' or '.join(types)}; it is {found}", field=name, code="invalid_type")
+
+
+def _read_extra_params(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields that `extra_params` gives."""
+    extra = {name: value for name, value in given.get("extra_params", {}).items() if value is not None}
+    for name, value in extra.items():
+        if name not in EXTRA_PARAMS:
+            raise InvalidRequest(
+                f"extra_params may hold {', '.join(EXTRA_PARAMS)}; not {name[:64]}", field=f"extra_params.{name[:64]}",
+                code="unsupported_field",
+            )  # fmt: skip
+        if name in given:
+            raise InvalidRequest(f"{name} is given twice, once in extra_params", field=name)
+        _check_type(name, value, FIELDS[name].types)
+    return extra
+
+
+def _refuse_missing_features(given: dict[str, Any], sample_rate: int) -> None:
+    for name, value in given.items():
+        only = FIELDS[name].only if name in FIELDS else None
+        if only is not None and value not in only:
+            raise InvalidRequest(f"{name} is not supported by this model or server", field=name, code="unsupported_field")
+    speed = given.get("speed", 1.0)
+    if not LOWEST_SPEED <= speed <= HIGHEST_SPEED:
+        raise InvalidRequest(
+            f"speed is {speed}; it must be between {LOWEST_SPEED} and {HIGHEST_SPEED}", field="speed", code="out_of_range"
+        )
+    if speed != 1.0:
+        raise InvalidRequest("speed other than 1.0 is not supported yet", field="speed", code="unsupported_field")
+    if given.get("sample_rate", sample_rate) != sample_rate:
+        raise InvalidRequest(
+            f"sample_rate other than the model's own {sample_rate} Hz is not supported yet", field="sample_rate",
+            code="unsupported_sample_rate",
+        )  # fmt: skip
+    if len(given.get("instructions", "")) > MAX_INSTRUCTIONS_CHARS:
+        raise InvalidRequest(
+            f"instructions has {len(given['instructions'])} characters; at most {MAX_INSTRUCTIONS_CHARS} are allowed",
+            field="instructions", code="input_too_long",
+        )  # fmt: skip
+
+
+def _read_input(given: dict[str, Any]) -> str:
+    if "input" not in given:
+        raise InvalidRequest("input, the text to speak, is missing", field="input", code="missing_field")
+    return str(given["input"])
+
+
+def check_model(model: str, config: ServerConfig) -> str:
+    """The id if it is served. Raises `UnknownModel` with the list of those that are."""
+    if model not in config.served_model_names:
+        raise UnknownModel(f"model {model[:64]!r} is not served here; these are: {', '.join(config.served_model_names)}")
+    return model
+
+
+def _check_voice(given: dict[str, Any]) -> None:
+    if "voice" in given and "speaker" in given:
+        raise InvalidRequest("speaker is another name of voice; send one of them", field="speaker")
+    field = "speaker" if "speaker" in given else "voice"
+    voice = given.get(field, "")
+    if isinstance(voice, dict):
+        voice = voice.get("id")
+        _check_type(f"{field}.id", voice, ("string",))
+    if voice.lower() not in ("", "default"):
+        raise InvalidRequest(
+            f"{field} {voice[:64]!r} is unknown: only default exists. For another voice send a clip of it as ref_audio, "
+            "with ref_text",
+            field=field, code="unknown_voice",
+        )  # fmt: skip
+
+
+def _read_streaming(given: dict[str, Any]) -> bool:
+    stream_format = given.get("stream_format")
+    if stream_format not in (None, "audio", "sse"):
+        raise InvalidRequest(f"stream_format {stream_format[:64]!r} is not one of audio, sse", field="stream_format")
+    if stream_format == "sse" or (given.get("stream") and stream_format is None):
+        field = "stream_format" if stream_format else "stream"
+        raise InvalidRequest(
+            f"{field} asks for events, which are not served yet; stream_format audio streams the bytes themselves",
+            field=field, code="unsupported_field",
+        )  # fmt: skip
+    return stream_format == "audio"
+
+
+def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
+    """Names that had no effect, safe to stand in a header."""
+    names = [name for name in given if name not in FIELDS or FIELDS[name].hint]
+    shown = [quote(name[:64], safe="", errors="replace") for name in names[:MAX_IGNORED_NAMES]]
+    return (*shown, "...") if len(names) > MAX_IGNORED_NAMES else tuple(shown)
+
+
+def speech_schema() -> dict[str, Any]:
+    """The JSON schema of a body, for OpenAPI."""
+    properties = {
+        name: {
+            "description": field.note,
+            "anyOf": [{"type": kind} if kind != "file" else {"type": "string", "format": "binary"} for kind in field.types]
+            + [{"type": "null"}],
+        }
+        for name, field in FIELDS.items()
+        if field.only is None
+    }
+    return {"type": "object", "required": ["input"], "properties": properties}

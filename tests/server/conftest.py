@@ -1,0 +1,70 @@
+"""A real server on a free port of the loopback interface, with a humming service behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from duetts.config import MIB, Limits, ServerConfig
+from duetts.server.app import create_app
+from tests.server.sine import SineService
+
+NATIVE = "fishaudio/s2-pro"
+LIMITS = Limits(max_body_bytes=2 * MIB, reference_bytes=MIB)
+CONFIG = ServerConfig((NATIVE, "second"), limits=LIMITS)
+
+
+@dataclass(frozen=True)
+class Door:
+    """What tests use: the service behind, the port, and a client."""
+
+    service: SineService
+    port: int
+    http: httpx.Client
+
+    def speak(self, input: Any = "Hello there.", **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/audio/speech", json={"input": input, **fields})
+
+    def refused(self, status: int, code: str | None, field: str | None, **fields: Any) -> str:
+        """Asserts that a body is refused so, before it reached the service; returns the message."""
+        return error_of(self.http.post("/v1/audio/speech", json=fields), status, code, field)
+
+
+def error_of(response: httpx.Response, status: int, code: str | None, field: str | None) -> str:
+    """Asserts an error of OpenAI's shape, and returns its message."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    error = body["error"]
+    assert (error["code"], error["param"]) == (code, field), error
+    assert error["type"].endswith("_error")
+    assert body["request_id"] == response.headers["X-Request-Id"]
+    assert "Traceback" not in response.text
+    return str(error["message"])
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Door]:
+    service = SineService(LIMITS)
+    server = uvicorn.Server(uvicorn.Config(create_app(service, CONFIG), port=0, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as http:
+        yield Door(service, port, http)
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def door(served: Door) -> Door:
+    served.service.reset()
+    return served

@@ -1,0 +1,104 @@
+"""A speech service that hums: sine chunks whose pitch follows the seed, and knobs for everything that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from duetts.audio.decode import decode_audio
+from duetts.config import Limits
+from duetts.errors import DuettsError, InvalidRequest
+from duetts.types import Chunk, Float32, Outcome, SpeakerInfo, Speech, SpeechRequest, Timings
+
+RATE, FRAME = 44100, 2048
+
+
+@dataclass
+class Knobs:
+    """`error` is raised before the chunk of index `error_at`; -1 is at `start`. Waits are in seconds."""
+
+    num_chunks: int = 3
+    error: Exception | None = None
+    error_at: int = 0
+    start_wait_s: float = 0.0
+    chunk_wait_s: float = 0.0
+    alive: bool = True
+
+
+@dataclass
+class SineService:
+    """Fulfils `SpeechService`. `requests`, `waves` and `aborted` record what happened."""
+
+    limits: Limits
+    knobs: Knobs = field(default_factory=Knobs)
+    requests: list[SpeechRequest] = field(default_factory=list)
+    waves: list[Float32] = field(default_factory=list)
+    aborted: threading.Event = field(default_factory=threading.Event)
+    seeds: int = 1000
+
+    def __post_init__(self) -> None:
+        self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048)
+
+    def reset(self) -> None:
+        self.knobs = Knobs()
+        self.requests.clear()
+        self.waves.clear()
+        self.aborted.clear()
+
+    def stats(self) -> dict[str, Any]:
+        return {"alive": self.knobs.alive}
+
+    async def start(self, request: SpeechRequest) -> Speech:
+        self.requests.append(request)
+        knobs = self.knobs
+        check(request)
+        try:
+            await asyncio.sleep(knobs.start_wait_s)
+        except asyncio.CancelledError:
+            self.aborted.set()
+            raise
+        if knobs.error is not None and knobs.error_at < 0:
+            raise knobs.error
+        for reference in request.references:
+            self.waves.append(await asyncio.to_thread(self._decode, reference.audio))
+        self.seeds += 1
+        seed = self.seeds if request.seed is None else request.seed
+        return Speech(self._hum(seed, knobs), request_id=request.request_id, seed=seed, input_tokens=7, sample_rate=RATE)
+
+    def _decode(self, audio: bytes) -> Float32:
+        return decode_audio(audio, rate=RATE, min_s=self.limits.reference_min_s, max_s=self.limits.reference_max_s)
+
+    async def _hum(self, seed: int, knobs: Knobs) -> AsyncGenerator[Chunk | Outcome, None]:
+        ended = False
+        try:
+            for index in range(knobs.num_chunks):
+                await asyncio.sleep(knobs.chunk_wait_s)
+                if knobs.error is not None and knobs.error_at == index:
+                    raise knobs.error
+                yield Chunk(hum(seed, index), 1)
+            ended = True
+            error = knobs.error if isinstance(knobs.error, DuettsError) and knobs.error_at >= knobs.num_chunks else None
+            timings = Timings(0.001, 0.002, 0.003, 0.004)
+            yield Outcome("failed" if error else "stop", knobs.num_chunks, 7, timings, error)
+        finally:
+            if not ended:
+                self.aborted.set()
+
+
+def hum(seed: int, index: int) -> bytes:
+    """One frame of PCM."""
+    times = (np.arange(FRAME) + index * FRAME) / RATE
+    return (8000 * np.sin(2 * np.pi * (100 + seed % 400) * times)).astype("<i2").tobytes()
+
+
+def check(request: SpeechRequest) -> None:
+    """A little of what the synthesizer checks."""
+    if not request.text.strip() or "\0" in request.text:
+        raise InvalidRequest("input is empty or holds a NUL character", field="input")
+    if request.max_new_tokens is not None and not 1 <= request.max_new_tokens <= 2048:
+        raise InvalidRequest("max_new_tokens must be between 1 and 2048", field="max_new_tokens", code="out_of_range")
