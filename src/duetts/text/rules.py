@@ -96,9 +96,12 @@ def _stacked_marks(text: str) -> int:
 
 def _needed_joiner(match: re.Match[str]) -> str:
     """The first of a run of joiners where it changes what is read, else nothing."""
-    joiner = match.group()[0]
-    before, after = match.string[match.start() - 1 : match.start()], match.string[match.end() : match.end() + 1]
-    if JOINING_SCRIPTS.match(before) and unicodedata.category(before)[0] in "LM":
+    text, joiner = match.string, match.group()[0]
+    before, after = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
+    base = match.start() - 1
+    while base >= 0 and unicodedata.combining(text[base]):
+        base -= 1
+    if base >= 0 and JOINING_SCRIPTS.match(text, base) and unicodedata.category(text[base])[0] in "LM":
         return joiner
     in_emoji = joiner == "\u200d" and after and unicodedata.category(after) == "So"
     return joiner if in_emoji and (EMOJI_TAIL.match(before) or unicodedata.category(before or " ") == "So") else ""
