@@ -37,9 +37,7 @@ def wait_until_ready(base: str, server: "subprocess.Popen[bytes]", seconds: floa
 def speak(base: str, text: str) -> tuple[bytes, float, float]:
     """Raw PCM as it streams in, seconds to the first of it, seconds to the last."""
     body = {"input": text, "response_format": "pcm", "stream_format": "audio", "seed": 7}
-    request = urllib.request.Request(
-        f"{base}/v1/audio/speech", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{base}/v1/audio/speech", json.dumps(body).encode(), {"Content-Type": "application/json"})
     start = time.monotonic()
     with urllib.request.urlopen(request, timeout=300) as answer:
         first = answer.read(1)

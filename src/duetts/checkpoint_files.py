@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from duetts.errors import CheckpointError
-from duetts.model_config import read_json
+from duetts.json_fields import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 

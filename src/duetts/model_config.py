@@ -6,91 +6,17 @@ This room knows no torch and no settings of engine or server (those are in `conf
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from duetts.errors import CheckpointError, UnsupportedModel
+from duetts.json_fields import Fields, read_json
 from duetts.types import Sampling
 
 SUPPORTED_MODEL_TYPES = ("fish_qwen3_omni", "dual_ar")
-
-
-class Fields:
-    """A JSON object that is read key by key: right types, no unknown keys, and errors that name file, key and value."""
-
-    def __init__(self, values: Mapping[str, Any], where: str, ignored: tuple[str, ...] = ()) -> None:
-        self._values = dict(values)
-        self._where = where
-        self._known: set[str] = set(ignored)
-
-    def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
-
-    def _take(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        self._known.add(key)
-        value = self._values.get(key, default)
-        if value is _REQUIRED:
-            raise CheckpointError(f"{self._where}: the key {key!r} is missing")
-        wrong = isinstance(value, bool) and kind is not bool
-        if value is not None and (wrong or not isinstance(value, kind)):
-            raise CheckpointError(f"{self._where}: {key!r} is {value!r}, which is not {_kind_name(kind)}")
-        return default if value is None and default is not _REQUIRED else value
-
-    def integer(self, key: str, default: Any = ..., minimum: int = 1) -> int:
-        value: int = self._take(key, int, _REQUIRED if default is ... else default)
-        if value is None or value < minimum:
-            raise CheckpointError(f"{self._where}: {key!r} is {value}, below {minimum}")
-        return value
-
-    def number(self, key: str, default: Any = ...) -> float:
-        value = self._take(key, (int, float), _REQUIRED if default is ... else default)
-        if value is None or not value > 0:
-            raise CheckpointError(f"{self._where}: {key!r} is {value}, which is not above 0")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self._take(key, bool, default))
-
-    def text(self, key: str, default: str) -> str:
-        return str(self._take(key, str, default))
-
-    def integers(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        value = self._take(key, (list, tuple), default)
-        if not value or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in value):
-            raise CheckpointError(f"{self._where}: {key!r} is {value!r}, which is not a list of whole numbers")
-        return tuple(value)
-
-    def section(self, key: str, ignored: tuple[str, ...] = ()) -> Fields:
-        return Fields(self._take(key, dict, {}), f"{self._where}, {key}", ignored)
-
-    def finish(self) -> None:
-        """Refuses keys that nobody asked for, with the closest known one."""
-        for key in self._values:
-            if key not in self._known:
-                close = get_close_matches(key, self._known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise CheckpointError(f"{self._where}: unknown key {key!r}{hint}")
-
-
-_REQUIRED = object()
-
-
-def _kind_name(kind: type | tuple[type, ...]) -> str:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        list: "a list",
-        dict: "an object",
-    }
-    return " or ".join(dict.fromkeys(names.get(k, k.__name__) for k in kinds))
 
 
 # -- model --------------------------------------------------------------------------------------------------------------
@@ -165,13 +91,17 @@ class ModelConfig:
         return self.slow.dim != self.fast.dim
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Reads either family. Raises `UnsupportedModel` for another `model_type`, `CheckpointError` for bad keys."""
+    def from_dict(cls, values: Mapping[str, Any], tokens: Mapping[str, int] | None = None) -> ModelConfig:
+        """Reads either family; `tokens` gives ids by name where a flat configuration has none.
+
+        Raises `UnsupportedModel` for another `model_type`, `CheckpointError` for bad keys.
+        """
+        where = "config.json"
         kind = values.get("model_type")
         if kind == "fish_qwen3_omni":
             return _read_nested(values, where)
         if kind == "dual_ar":
-            return _read_flat(values, where)
+            return _read_flat(values, where, tokens or {})
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UnsupportedModel(f"{where}: model_type {kind!r} is not supported; supported are {supported}")
 
@@ -265,13 +195,14 @@ def _read_nested(values: Mapping[str, Any], where: str) -> ModelConfig:
     return config
 
 
-def _read_flat(values: Mapping[str, Any], where: str) -> ModelConfig:
+def _read_flat(values: Mapping[str, Any], where: str, tokens: Mapping[str, int]) -> ModelConfig:
     """`dual_ar`: one flat object; `fast_*` keys default to the slow values, token ids come from the tokenizer if absent."""
     top = Fields(values, where, _IGNORED)
     top.text("model_type", "")
     _refuse_experts(top, where)
     slow = _read_slow(top)
     num_codebooks = top.integer("num_codebooks")
+    semantic = [index for name, index in tokens.items() if name.startswith("<|semantic:")]
     fast = _read_decoder(
         top,
         lambda key: f"fast_{key}",
@@ -287,9 +218,9 @@ def _read_flat(values: Mapping[str, Any], where: str) -> ModelConfig:
         slow=slow,
         fast=fast,
         num_codebooks=num_codebooks,
-        end_id=top.integer("eos_token_id", minimum=0),
-        semantic_start=top.integer("semantic_start_token_id", minimum=0),
-        semantic_end=top.integer("semantic_end_token_id", minimum=0),
+        end_id=top.integer("eos_token_id", tokens.get("<|im_end|>", ...), minimum=0),
+        semantic_start=top.integer("semantic_start_token_id", min(semantic, default=...), minimum=0),
+        semantic_end=top.integer("semantic_end_token_id", max(semantic, default=...), minimum=0),
         tie_word_embeddings=top.flag("tie_word_embeddings", True),
         scale_codebook_embeddings=top.flag("scale_codebook_embeddings", False),
         norm_fast_input=top.flag("norm_fastlayer_input", False),
@@ -412,17 +343,6 @@ def _encoder_window(depth: int, dim: int, head_dim: int, window: int, where: str
     return WindowConfig(depth, dim, dim // head_dim, head_dim, 3 * dim, window)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises `CheckpointError` naming the file when it is no such thing."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name}: cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path.name}: holds no JSON object")
-    return values
-
-
 def read_sampling(folder: Path) -> Sampling:
     """The model's sampling defaults from its optional `generation_config.json`; absent keys are S2 Pro's."""
     path = folder / "generation_config.json"
@@ -440,3 +360,13 @@ def read_sampling(folder: Path) -> Sampling:
     )
     source.finish()
     return sampling
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The model's configuration; token ids that it does not name are looked up in the folder's tokenizer.json."""
+    values = read_json(folder / "config.json")
+    tokens: dict[str, int] = {}
+    if values.get("model_type") == "dual_ar" and (folder / "tokenizer.json").exists():
+        added = read_json(folder / "tokenizer.json").get("added_tokens", [])
+        tokens = {entry["content"]: entry["id"] for entry in added}
+    return ModelConfig.from_dict(values, tokens)

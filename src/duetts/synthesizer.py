@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from duetts.config import Limits
 from duetts.errors import EmptyGeneration, InvalidRequest
-from duetts.model_config import ModelConfig, read_json, read_sampling
+from duetts.model_config import read_model_config, read_sampling
 from duetts.text.prompt import build_prompt
 from duetts.text.rules import clean_text, frames_bound
 from duetts.text.tokenizer import Tokenizer
@@ -67,7 +68,7 @@ class Synthesizer:
 
     def __init__(self, folder: Path, speaker: Speaker, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._config = ModelConfig.from_dict(read_json(folder / "config.json"))
+        self._config = read_model_config(folder)
         self._tokenizer = Tokenizer.load(folder, self._config)
         self._defaults = read_sampling(folder)
         self._speaker = speaker
@@ -119,14 +120,16 @@ class Synthesizer:
 
     async def _speak(self, utterance: Utterance, retry: bool) -> AsyncGenerator[Chunk | Outcome, None]:
         """The speaker's items. A request without a seed of its own gets a second try if nothing at all came out."""
-        async for item in self._speaker.speak(utterance):
-            if retry and isinstance(item, Outcome) and isinstance(item.error, EmptyGeneration):
-                break
-            yield item
-        else:
-            return
-        async for item in self._speaker.speak(replace(utterance, seed=utterance.seed ^ 1)):
-            yield item
+        async with aclosing(self._speaker.speak(utterance)) as items:
+            async for item in items:
+                if retry and isinstance(item, Outcome) and isinstance(item.error, EmptyGeneration):
+                    break
+                yield item
+            else:
+                return
+        async with aclosing(self._speaker.speak(replace(utterance, seed=utterance.seed ^ 1))) as items:
+            async for item in items:
+                yield item
 
     @property
     def _frame_rate(self) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from duetts.checkpoint import Model, load_model
-from duetts.model_config import read_json
+from duetts.json_fields import read_json
 from duetts.models.blocks import grouped_attention, rope_table, rotate
 from duetts.models.dual_ar import DualAR, Sampler
 from duetts.models.kv_cache import FrameCache, KVCache

@@ -13,7 +13,8 @@ import pytest
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from duetts.model_config import ModelConfig, read_json
+from duetts.json_fields import read_json
+from duetts.model_config import ModelConfig
 from duetts.text.byte_level import byte_characters
 from duetts.text.prompt import Turn, build_prompt
 from duetts.text.tokenizer import Tokenizer

@@ -20,13 +20,14 @@ MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
 WORDS = {"errors", "types"}
-SETTINGS = {"config", "model_config", *WORDS}
+SETTINGS = {"config", "json_fields", "model_config", *WORDS}
 # Room -> rooms that it may import besides itself. A room that is not here needs a line here.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
     "config": WORDS,
-    "model_config": WORDS,
+    "json_fields": WORDS,
+    "model_config": {"json_fields", *WORDS},
     "kernels": set(),
     "audio": WORDS,
     "attention": {"kernels", "config"},

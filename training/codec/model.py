@@ -121,5 +121,3 @@ def weight_groups(model: nn.Module, decay: float) -> list[dict[str, object]]:
         wanted = value.ndim >= 2 and "alpha" not in name and "codebook" not in name
         (decayed if wanted else plain).append(value)
     return [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
-
-

@@ -86,14 +86,16 @@ class CodecWorker:
             torch.set_num_threads(self._threads)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._release_ended() or self._ready())
-                if self._closed and not self._streams:
-                    return
+                self._release_ended()
                 batch = self._ready()
+                if not batch:
+                    if self._closed and not self._streams:
+                        return
+                    self._changed.wait()
+                    continue
                 batch = batch if self._together else batch[:1]
                 parts = [self._take(stream) for stream in batch]
-            if batch:
-                self._decode(batch, parts)
+            self._decode(batch, parts)
 
     def _ready(self) -> list[_Stream]:
         """Streams with a full quantum, or with a last partial one, and with a slot; those served longest ago first."""
@@ -107,8 +109,8 @@ class CodecWorker:
                     ready.append(stream)
         return ready
 
-    def _release_ended(self) -> bool:
-        """Lets go of streams that have nothing left, and tells their callers. Always False: nothing is left to decode."""
+    def _release_ended(self) -> None:
+        """Lets go of streams that have nothing left, and tells their callers how it went."""
         for stream in [s for s in self._streams.values() if s.ended and not s.frames]:
             if stream.broken and stream.sequence.failure is None:
                 continue
@@ -116,7 +118,6 @@ class CodecWorker:
             if stream.slot is not None:
                 self._free.append(stream.slot)
             stream.sequence.channel.put(stream.sequence.outcome())
-        return False
 
     def _take(self, stream: _Stream) -> list[Int32]:
         part, stream.frames = stream.frames[: self._quantum], stream.frames[self._quantum :]

@@ -118,7 +118,11 @@ class Engine:
         self._limit_threads()
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._inbox or self._draining or not self._scheduler.idle)
+                # While closing, the codec may still have to report a failure: look again until it holds nothing.
+                self._wake.wait_for(
+                    lambda: self._inbox or not self._scheduler.idle or (self._draining and self._codec.idle),
+                    timeout=0.02 if self._draining else None,
+                )
                 messages = list(self._inbox)
                 self._inbox.clear()
             for message in messages:
@@ -127,7 +131,7 @@ class Engine:
                 for sequence in self._scheduler.everyone():
                     sequence.cancelled = True
             self._end_due()
-            if self._draining and self._scheduler.idle and not self._inbox:
+            if self._draining and self._scheduler.idle and not self._inbox and self._codec.idle:
                 return
             self._advance()
 

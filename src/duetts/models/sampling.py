@@ -19,6 +19,7 @@ from duetts.types import Sampling
 
 REPEAT_WINDOW = 10  # main tokens that a new one is compared with (repetition-aware sampling)
 PENALTY_WINDOW = 16  # main tokens that the repetition penalty looks back on
+MAX_RANKS = 1 << 20  # more than any model has choices
 NARROW = 64  # candidates kept unless a row's top_k asks for more
 
 Noise = Callable[[int, Tensor], Tensor]
@@ -35,8 +36,8 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniforms(seed: Tensor, frame: Tensor, draws: int, ranks: int) -> Tensor:
-    """Numbers in (0, 1): seed and frame int64 [batch] -> float32 [batch, draws, ranks]."""
-    lanes = torch.arange(draws * ranks, device=seed.device).view(draws, ranks)
+    """Numbers in (0, 1): seed and frame int64 [batch] -> float32 [batch, draws, ranks], each the same for any other sizes."""
+    lanes = torch.arange(draws, device=seed.device)[:, None] * MAX_RANKS + torch.arange(ranks, device=seed.device)
     key = _mix(_mix(seed * _GAMMA) + frame * _GAMMA)
     bits = (_mix(key[:, None, None] + (lanes + 1) * _GAMMA) >> 40) & 0xFFFFFF
     return (bits.float() + 0.5) * 2.0**-24
@@ -93,8 +94,9 @@ def candidates(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: int) -> tupl
 
 def draw(ordered: Tensor, ids: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
     """One id per row [batch] from sorted, filtered logits, by uniform `noise` [batch, ranks]; temperature 0 takes rank 0."""
-    probabilities = (ordered / temperature.clamp(min=1e-5)[:, None]).softmax(-1)
-    winner = (probabilities / -noise.log()).argmax(-1)
+    # Unnormalised probabilities: a common factor decides no race, and a sum would depend on how many ranks are kept.
+    weights = ((ordered - ordered[:, :1]) / temperature.clamp(min=1e-5)[:, None]).exp()
+    winner = (weights / -noise.log()).argmax(-1)
     winner = torch.where(temperature > 0, winner, 0)
     return ids.gather(1, winner[:, None])[:, 0]
 

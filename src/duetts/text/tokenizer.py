@@ -14,7 +14,8 @@ from typing import Any
 from tokenizers import Tokenizer as RawTokenizer
 
 from duetts.errors import CheckpointError
-from duetts.model_config import ModelConfig, read_json
+from duetts.json_fields import read_json
+from duetts.model_config import ModelConfig
 
 FILE = "tokenizer.json"
 PHONEMES = re.compile(r"(<\|phoneme_start\|>|<\|phoneme_end\|>)")

@@ -1,0 +1,36 @@
+"""Fixtures that several rooms share."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from duetts.embedded import write_random_checkpoint
+
+from .tiny import TINY
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny-model")
+    write_random_checkpoint(folder, TINY)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model without an end: every utterance runs to its bound."""
+    folder = tmp_path_factory.mktemp("endless-model")
+    write_random_checkpoint(folder, replace(TINY, end_scale=0.0))
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Nothing that tests make lands in the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DUETTS_CACHE_DIR", str(folder))
+    yield folder
+    patch.undo()

@@ -1,0 +1,218 @@
+"""The first engine on the tiny model: same bytes in any company, bounds, cancellation, deadlines and failures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from duetts.checkpoint import load_model
+from duetts.config import EngineConfig
+from duetts.engine.engine import Engine
+from duetts.engine.inprocess import InProcessSpeaker, choose_device, describe
+from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotReady, Overloaded
+from duetts.json_fields import read_json
+from duetts.model_config import ModelConfig
+from duetts.text.prompt import build_prompt
+from duetts.text.tokenizer import Tokenizer
+from duetts.types import Chunk, Int32, Outcome, Sampling, Utterance
+
+CPU = torch.device("cpu")
+TEXTS = ["Hi.", "One two three.", "Hello, how are you?", "A longer sentence, with a comma and 42 in it. " * 4]
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_folder: Path) -> list[Int32]:
+    tokenizer = Tokenizer.load(tiny_folder, ModelConfig.from_dict(read_json(tiny_folder / "config.json")))
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 32, (4, 11)).astype(np.int32)
+    plain = [build_prompt(tokenizer, [], [], text) for text in TEXTS]
+    return [*plain, build_prompt(tokenizer, [(codes, "A reference.")], [], TEXTS[0])]
+
+
+@asynccontextmanager
+async def speaker(folder: Path, **options: int) -> AsyncIterator[InProcessSpeaker]:
+    config = EngineConfig(device="cpu", **{"max_num_seqs": 6, "max_queue": 64, "cpu_threads": 1, **options})
+    model = load_model(folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32)
+    own = InProcessSpeaker(Engine(model, config, 1024), describe(model, 1024, CPU, torch.float32, False))
+    try:
+        yield own
+    finally:
+        await own.close()
+
+
+def utterances(prompts: list[Int32], count: int) -> Iterator[Utterance]:
+    """Different texts, seeds, lengths and ways of sampling."""
+    for index in range(count):
+        sampling = Sampling(
+            temperature=(0.0, 0.7, 1.2)[index % 3], top_k=(30, 0, 5, 200)[index % 4], top_p=(0.9, 1.0, 0.5)[index % 3],
+            repetition_penalty=(1.0, 1.3)[index % 2],
+        )  # fmt: skip
+        yield Utterance(f"r{index}", prompts[index % len(prompts)], sampling, 1000 + index, 8 + 5 * (index % 7))
+
+
+async def collect(own: InProcessSpeaker, utterance: Utterance) -> tuple[bytes, Outcome]:
+    pcm = b""
+    async for item in own.speak(utterance):
+        if isinstance(item, Outcome):
+            return pcm, item
+        pcm += item.pcm
+    raise AssertionError("the stream had no outcome")
+
+
+async def settled(own: InProcessSpeaker) -> None:
+    """The engine is idle, with nothing held, within two seconds."""
+    for _ in range(100):
+        if own.stats()["open"] == 0 and own._engine._codec.idle:
+            break
+        await asyncio.sleep(0.02)
+    own._engine.assert_idle()
+
+
+async def test_same_bytes_alone_and_in_any_company(tiny_folder: Path, prompts: list[Int32]) -> None:
+    work = list(utterances(prompts, 24))
+    async with speaker(tiny_folder) as own:
+        alone = [await collect(own, utterance) for utterance in work]
+        for order in (work, work[::-1]):
+            together = await asyncio.gather(*(collect(own, utterance) for utterance in order))
+            found = dict(zip([utterance.request_id for utterance in order], together, strict=True))
+            for utterance, (pcm, outcome) in zip(work, alone, strict=True):
+                assert found[utterance.request_id][0] == pcm, utterance.request_id
+                assert found[utterance.request_id][1].reason == outcome.reason
+        await settled(own)
+    assert {outcome.reason for _, outcome in alone} == {"stop", "length"}
+    drawn = [pcm for utterance, (pcm, _) in zip(work, alone, strict=True) if utterance.sampling.temperature]
+    assert len(set(drawn)) == len(drawn)
+    for pcm, outcome in alone:
+        assert len(pcm) == 2 * 2048 * outcome.num_frames
+
+
+async def test_same_bytes_whatever_the_number_of_slots(tiny_folder: Path, prompts: list[Int32]) -> None:
+    work = list(utterances(prompts, 6))
+    async with speaker(tiny_folder, max_num_seqs=6) as own:
+        many = await asyncio.gather(*(collect(own, utterance) for utterance in work))
+    async with speaker(tiny_folder, max_num_seqs=4) as own:
+        few = await asyncio.gather(*(collect(own, utterance) for utterance in work))
+    assert [pcm for pcm, _ in many] == [pcm for pcm, _ in few]
+
+
+async def test_streamed_chunks_are_whole_frames_and_come_early(tiny_folder: Path, prompts: list[Int32]) -> None:
+    utterance = Utterance("r", prompts[0], Sampling(), 5, 40)
+    async with speaker(tiny_folder) as own:
+        _, outcome = await collect(own, utterance)
+        sizes = []
+        async for item in own.speak(utterance):
+            if isinstance(item, Chunk):
+                assert len(item.pcm) == 4096 * item.num_frames
+                sizes.append(item.num_frames)
+    assert sum(sizes) == outcome.num_frames
+    assert max(sizes) <= EngineConfig().codec_quantum
+    assert 0 < outcome.timings.prefill_s <= outcome.timings.first_audio_s <= outcome.timings.total_s
+
+
+async def test_closing_a_stream_frees_its_slot(endless_folder: Path, prompts: list[Int32]) -> None:
+    forever = Utterance("long", prompts[0], Sampling(), 1, 900)
+    async with speaker(endless_folder, max_num_seqs=1) as own:
+        stream = own.speak(forever)
+        assert isinstance(await anext(stream), Chunk)
+        waiting = asyncio.ensure_future(collect(own, Utterance("next", prompts[1], Sampling(), 2, 3)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await stream.aclose()
+        _, outcome = await asyncio.wait_for(waiting, 5)
+        assert outcome.reason in ("stop", "length")
+        assert own.stats()["finished"]["aborted"] == 1
+        await settled(own)
+
+
+async def test_a_full_line_refuses_at_once(endless_folder: Path, prompts: list[Int32]) -> None:
+    async with speaker(endless_folder, max_num_seqs=1, max_queue=2) as own:
+        long = [Utterance(str(i), prompts[0], Sampling(), i, 60) for i in range(3)]
+        running = [asyncio.ensure_future(collect(own, utterance)) for utterance in long]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded) as refusal:
+            await collect(own, Utterance("one more", prompts[1], Sampling(), 0, 3))
+        assert refusal.value.retry_after_s >= 1
+        assert all(outcome.reason in ("stop", "length") for _, outcome in await asyncio.gather(*running))
+        await settled(own)
+
+
+async def test_a_deadline_ends_a_request_with_its_reason(endless_folder: Path, prompts: list[Int32]) -> None:
+    async with speaker(endless_folder) as own:
+        late = Utterance("late", prompts[0], Sampling(), 1, 900, timeout_s=0.15)
+        _, outcome = await collect(own, late)
+        assert outcome.reason == "timeout"
+        assert isinstance(outcome.error, DeadlineExceeded)
+        await settled(own)
+
+
+@pytest.mark.parametrize("part", ["_runner", "_codec"])
+async def test_a_failed_step_costs_its_own_requests_only(
+    endless_folder: Path, prompts: list[Int32], part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with speaker(endless_folder, rows=1) as own:
+        healthy = Utterance("healthy", prompts[1], Sampling(), 3, 12)
+        expected, _ = await collect(own, healthy)
+        if part == "_runner":
+            step = own._engine._runner.step
+
+            def failing(group):
+                if group[0].utterance.request_id == "doomed" and group[0].num_frames == 4:
+                    raise RuntimeError("device lost its mind")
+                return step(group)
+
+            monkeypatch.setattr(own._engine._runner, "step", failing)
+        else:
+            decode = own._engine._codec._run_codec
+            doomed_calls = []
+
+            def failing_codec(slots, parts):
+                streams = own._engine._codec._streams.values()
+                names = {stream.sequence.utterance.request_id for stream in streams if stream.slot in slots}
+                if "doomed" in names:
+                    doomed_calls.append(slots)
+                    if len(doomed_calls) == 2:
+                        raise RuntimeError("device lost its mind")
+                return decode(slots, parts)
+
+            monkeypatch.setattr(own._engine._codec, "_run_codec", failing_codec)
+        doomed = Utterance("doomed", prompts[0], Sampling(), 4, 30)
+        (_, bad), (pcm, good) = await asyncio.gather(collect(own, doomed), collect(own, healthy))
+        assert bad.reason == "failed"
+        assert isinstance(bad.error, EngineFailure)
+        assert pcm == expected
+        assert good.error is None
+        await settled(own)
+    assert "doomed" in caplog.text
+
+
+async def test_closing_the_engine_ends_what_runs_and_takes_nothing_new(endless_folder: Path, prompts: list[Int32]) -> None:
+    async with speaker(endless_folder) as own:
+        running = asyncio.ensure_future(collect(own, Utterance("r", prompts[0], Sampling(), 1, 900)))
+        await asyncio.sleep(0.1)
+        await own.close()
+        _, outcome = await asyncio.wait_for(running, 5)
+        assert isinstance(outcome.error, Aborted)
+        with pytest.raises(NotReady):
+            await collect(own, Utterance("r", prompts[0], Sampling(), 1, 3))
+
+
+async def test_encoding_does_not_depend_on_what_else_runs(tiny_folder: Path, prompts: list[Int32]) -> None:
+    wave = np.random.default_rng(1).normal(0, 0.1, 50000).astype(np.float32)
+    async with speaker(tiny_folder) as own:
+        alone = await own.encode_reference(wave)
+        busy = asyncio.gather(*(collect(own, utterance) for utterance in utterances(prompts, 6)))
+        beside = await own.encode_reference(wave)
+        await busy
+    assert alone.shape == (4, 25)
+    assert np.array_equal(alone, beside)
+
+
+def test_devices_are_named_or_refused() -> None:
+    assert choose_device("cpu") == CPU
+    for name in ("tpu", "cuda:99", "mps"):
+        with pytest.raises(ConfigError, match=name):
+            choose_device(name)
