@@ -32,6 +32,7 @@ LengthOption = Annotated[
 ]
 
 EXIT_FAILURE, EXIT_MODEL, EXIT_MEMORY = 1, 3, 4
+DRAIN_S = 30  # how long running requests may take after a signal to stop
 
 
 def fail(error: Exception) -> NoReturn:
@@ -113,7 +114,8 @@ def serve(
     info = synthesizer.info
     log.info("%s (%s weights) on %s in %s", name, info.weights, info.device, info.dtype)
     try:
-        uvicorn.run(create_app(synthesizer, config), host=host, port=port, root_path=root_path, log_config=None)
+        uvicorn.run(create_app(synthesizer, config), host=host, port=port, root_path=root_path, log_config=None,
+                    timeout_graceful_shutdown=DRAIN_S)  # fmt: skip
     finally:
         asyncio.run(synthesizer.close())
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from duetts.models.dual_ar import DualAR
 from duetts.text.byte_level import write_byte_tokenizer
 
 MODEL_ID = "duetts-mini"
+WRITER_VERSION = 2  # counts changes of what the same recipe writes, so that no cache serves an older folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Recipe:
 
 MINI = Recipe(
     text={
-        "n_layer": 6, "dim": 384, "n_head": 6, "n_local_heads": 2, "head_dim": 64, "intermediate_size": 1024,
+        "n_layer": 6, "dim": 384, "n_head": 6, "n_local_heads": 2, "head_dim": 64, "intermediate_size": 960,
         "max_seq_len": 4096, "rope_base": 100000, "norm_eps": 1e-6, "attention_qk_norm": True, "tie_word_embeddings": True,
     },
     audio={
@@ -57,8 +58,8 @@ MINI = Recipe(
         "sample_rate": 44100, "frame_length": 2048, "encoder_dim": 16, "encoder_rates": [2, 4, 8, 8],
         "encoder_transformer_layers": [0, 0, 0, 0], "latent_dim": 256, "decoder_dim": 256, "decoder_rates": [8, 8, 4, 2],
         "downsample_factor": [2, 2], "codebook_dim": 8, "semantic_codebook_size": 1024, "residual_codebook_size": 512,
-        "n_residual_codebooks": 7, "pre_module_layers": 2, "post_module_layers": 3,
-        "quantizer_transformer": {"n_head": 4, "head_dim": 64, "intermediate_size": 640, "window": 128},
+        "n_residual_codebooks": 7, "pre_module_layers": 1, "post_module_layers": 2,
+        "quantizer_transformer": {"n_layer": 2, "n_head": 4, "head_dim": 64, "intermediate_size": 512, "window": 32},
     },
     seed=20261130,
     std=0.05,
@@ -67,7 +68,7 @@ MINI = Recipe(
 
 def mini_folder() -> Path:
     """The folder of duetts-mini, written to the cache at first use. Two processes at once write the same bytes."""
-    recipe = json.dumps([MINI.text, MINI.audio, MINI.codec, MINI.seed, MINI.std, "1"], sort_keys=True)
+    recipe = json.dumps([asdict(MINI), WRITER_VERSION], sort_keys=True)
     folder = cache_folder() / f"{MODEL_ID}-untrained-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
