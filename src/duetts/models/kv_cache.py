@@ -91,9 +91,9 @@ class FrameCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
 
     def attend(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `CacheRows.attend`, every row at the same `start`."""
-        end = start + q.shape[2]
-        keys, values = self.keys[layer], self.values[layer]
+        """As `CacheRows.attend`, every row at the same `start`. A batch smaller than the memory uses its first rows."""
+        batch, end = q.shape[0], start + q.shape[2]
+        keys, values = self.keys[layer, :batch], self.values[layer, :batch]
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         causal = start == 0 and end > 1
