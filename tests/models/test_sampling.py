@@ -66,10 +66,18 @@ def test_uniforms_are_even_and_unlike_each_other() -> None:
     assert abs(torch.corrcoef(torch.stack((frames[:-1], frames[1:])))[0, 1].item()) < 0.1
 
 
+def test_no_uniform_rounds_to_one() -> None:
+    """With 24 bits this one did: its logarithm was 0, and a draw of a dropped candidate 0 / 0, which won."""
+    largest = uniforms(torch.tensor([16]), torch.tensor([734]), 3, 57)[0, 2, 56]
+    assert 0.999999 < largest < 1
+    ordered, ids = candidates(torch.tensor([[2.0, 1.0]]), torch.tensor([0.5]), torch.tensor([1]), 0)
+    assert draw(ordered, ids, torch.ones(1), torch.stack((largest / 2, largest))[None]).item() == 0
+
+
 def test_uniforms_stay_what_they_are() -> None:
     """The numbers are part of the promise that a seed sounds the same in the next version."""
     table = uniforms(torch.tensor([42]), torch.tensor([7]), 2, 2)[0]
-    expected = [[0.47451290488243103, 0.8884482383728027], [0.34253665804862976, 0.8508009910583496]]
+    expected = [[0.47451287508010864, 0.8884482979774475], [0.3425366282463074, 0.8508010506629944]]
     assert table.tolist() == expected
 
 

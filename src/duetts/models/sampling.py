@@ -39,8 +39,9 @@ def uniforms(seed: Tensor, frame: Tensor, draws: int, ranks: int) -> Tensor:
     """Numbers in (0, 1): seed and frame int64 [batch] -> float32 [batch, draws, ranks], each the same for any other sizes."""
     lanes = torch.arange(draws, device=seed.device)[:, None] * MAX_RANKS + torch.arange(ranks, device=seed.device)
     key = _mix(_mix(seed * _GAMMA) + frame * _GAMMA)
-    bits = (_mix(key[:, None, None] + (lanes + 1) * _GAMMA) >> 40) & 0xFFFFFF
-    return (bits.float() + 0.5) * 2.0**-24
+    # 23 bits: with 24 the largest would round to 1.0, whose logarithm is 0, and the race would go to a dropped candidate.
+    bits = (_mix(key[:, None, None] + (lanes + 1) * _GAMMA) >> 41) & 0x7FFFFF
+    return (bits.float() + 0.5) * 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
