@@ -29,14 +29,13 @@ class _Stream:
     frames: list[Int32] = field(default_factory=list)
     slot: int | None = None
     ended: bool = False
-    broken: bool = False  # a decode failed; the engine will end the sequence as failed
 
 
 class CodecWorker:
-    """Owns the codec's decoder, its state slots and the thread that runs them."""
+    """Owns the codec's decoder, its state slots and the thread that runs them, on which it calls `on_end` once a sequence."""
 
     def __init__(
-        self, codec: Codec, *, slots: int, quantum: int, threads: int | None, on_failure: Callable[[Sequence, Exception], None]
+        self, codec: Codec, *, slots: int, quantum: int, threads: int | None, on_end: Callable[[Sequence], None]
     ) -> None:  # fmt: skip
         self._codec = codec
         self._state = codec.new_state(slots)
@@ -44,7 +43,7 @@ class CodecWorker:
         self._num_slots = slots
         self._quantum = quantum
         self._threads = threads
-        self._on_failure = on_failure
+        self._on_end = on_end
         self._device = self._state.position.device
         self._together = self._device.type != "cpu"
         self._streams: dict[Sequence, _Stream] = {}
@@ -60,7 +59,7 @@ class CodecWorker:
             self._changed.notify()
 
     def end(self, sequence: Sequence) -> None:
-        """No more frames. After a stop or a limit what waits is still decoded; otherwise it is dropped at once."""
+        """No more frames; call it once. After a stop or a limit what waits is still decoded, otherwise it is dropped."""
         with self._changed:
             stream = self._streams.setdefault(sequence, _Stream(sequence))
             stream.ended = True
@@ -73,7 +72,17 @@ class CodecWorker:
         with self._changed:
             return not self._streams and len(self._free) == self._num_slots
 
+    def sequences(self) -> list[Sequence]:
+        """Those whose outcome is still to come and that have sent a frame or their end."""
+        with self._changed:
+            return list(self._streams)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self) -> None:
+        """Waits for what is still decoded, then stops the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -86,38 +95,46 @@ class CodecWorker:
             torch.set_num_threads(self._threads)
         while True:
             with self._changed:
-                self._release_ended()
-                batch = self._ready()
-                if not batch:
+                ended = self._take_ended()
+                batch = self._ready() if self._together else self._ready()[:1]
+                if not ended and not batch:
                     if self._closed and not self._streams:
                         return
                     self._changed.wait()
                     continue
-                batch = batch if self._together else batch[:1]
                 parts = [self._take(stream) for stream in batch]
-            self._decode(batch, parts)
+            for sequence in ended:
+                self._on_end(sequence)
+            if batch:
+                self._decode(batch, parts)
+
+    def _take_ended(self) -> list[Sequence]:
+        """Drops frames that nobody waits for any more, then takes out the streams that have nothing left."""
+        now = time.monotonic()
+        for stream in self._streams.values():
+            reason = stream.sequence.verdict(now)
+            if reason is not None and stream.frames:
+                stream.frames.clear()
+                if stream.ended:  # else the loop, which sees the same verdict, ends it
+                    stream.sequence.finished = reason
+        done = [stream for stream in self._streams.values() if stream.ended and not stream.frames]
+        for stream in done:
+            del self._streams[stream.sequence]
+            if stream.slot is not None:
+                self._free.append(stream.slot)
+        return [stream.sequence for stream in done]
 
     def _ready(self) -> list[_Stream]:
         """Streams with a full quantum, or with a last partial one, and with a slot; those served longest ago first."""
         ready = []
         for stream in self._streams.values():
-            if not stream.broken and (len(stream.frames) >= self._quantum or (stream.ended and stream.frames)):
+            if len(stream.frames) >= self._quantum or (stream.ended and stream.frames):
                 if stream.slot is None and self._free:
                     stream.slot = self._free.pop()
                     self._state.reset(stream.slot)
                 if stream.slot is not None:
                     ready.append(stream)
         return ready
-
-    def _release_ended(self) -> None:
-        """Lets go of streams that have nothing left, and tells their callers how it went."""
-        for stream in [s for s in self._streams.values() if s.ended and not s.frames]:
-            if stream.broken and stream.sequence.failure is None:
-                continue
-            del self._streams[stream.sequence]
-            if stream.slot is not None:
-                self._free.append(stream.slot)
-            stream.sequence.channel.put(stream.sequence.outcome())
 
     def _take(self, stream: _Stream) -> list[Int32]:
         part, stream.frames = stream.frames[: self._quantum], stream.frames[self._quantum :]
@@ -128,12 +145,8 @@ class CodecWorker:
         try:
             waves = self._run_codec([stream.slot for stream in batch if stream.slot is not None], parts)
         except Exception as error:  # the streams of this call are lost, the worker goes on
-            with self._changed:
-                for stream in batch:
-                    stream.broken = True
-                    stream.frames.clear()
             for stream in batch:
-                self._on_failure(stream.sequence, error)
+                stream.sequence.fail(error)
             return
         now = time.monotonic()
         for stream, part, wave in zip(batch, parts, waves, strict=True):

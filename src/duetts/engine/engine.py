@@ -5,7 +5,6 @@ It knows token ids and codes. It never sees text, voices, files, formats or HTTP
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter, deque
@@ -23,10 +22,8 @@ from duetts.engine.runner import Runner
 from duetts.engine.scheduler import Scheduler
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
-from duetts.errors import DuettsError, EngineFailure, NotReady, Overloaded
+from duetts.errors import Aborted, NotReady, Overloaded
 from duetts.types import FinishReason, Float32, Int32, Utterance
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -44,12 +41,14 @@ class Engine:
             slots=2 * config.max_num_seqs,
             quantum=config.codec_quantum,
             threads=self._threads,
-            on_failure=lambda sequence, error: self._post(lambda: self._fail(sequence, error)),
+            on_end=self._settle,
         )
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="duetts-encode", initializer=self._limit_threads)
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._open = 0  # requests that have not ended
+        self._max_model_len = max_model_len
+        self._open = 0  # requests whose outcome is not out
+        self._encoding = 0  # references that wait or are being encoded
         self._draining = False
         self._finished: Counter[str] = Counter()
         self._frames = 0
@@ -63,14 +62,10 @@ class Engine:
     def submit(self, utterance: Utterance, channel: Channel) -> Sequence:
         """Queues an utterance. Raises `Overloaded` when the line is full, `NotReady` after `close`."""
         sequence = Sequence(utterance, channel)
+        needed = sequence.prompt_length + utterance.max_frames
+        assert needed <= self._max_model_len, f"{needed} positions are needed, the cache has {self._max_model_len}"
         with self._wake:
-            if self._draining:
-                raise NotReady("the engine is closing")
-            places = self._config.max_num_seqs + self._config.max_queue
-            if self._open >= places:
-                rounds = 1 + self._config.max_queue / self._config.max_num_seqs
-                wait = max(1.0, self._seconds_per_request * rounds)
-                raise Overloaded(f"all {places} places are taken", retry_after_s=wait)
+            self._check_room(self._open)
             self._open += 1
             self._inbox.append(lambda: self._scheduler.add(sequence))
             self._wake.notify()
@@ -82,8 +77,29 @@ class Engine:
         self._post(lambda: None)
 
     def encode(self, wave: Float32) -> Future[Int32]:
-        """Codes int32 [codebooks, frames] of a mono signal [samples] at the codec rate, computed beside the loop."""
-        return self._encoder.submit(self._encode, wave)
+        """Codes int32 [codebooks, frames] of a mono signal [samples] at the codec rate, computed beside the loop.
+
+        Raises as `submit` does: the line of references is as long as that of utterances.
+        """
+        with self._wake:
+            self._check_room(self._encoding)
+            self._encoding += 1
+            future = self._encoder.submit(self._encode, wave)
+        future.add_done_callback(self._encoded)
+        return future
+
+    def _encoded(self, _: Future[Int32]) -> None:
+        with self._wake:
+            self._encoding -= 1
+
+    def _check_room(self, taken: int) -> None:
+        if self._draining:
+            raise NotReady("the engine takes nothing more")
+        places = self._config.max_num_seqs + self._config.max_queue
+        if taken >= places:
+            rounds = 1 + self._config.max_queue / self._config.max_num_seqs
+            wait = max(1.0, self._seconds_per_request * rounds)
+            raise Overloaded(f"all {places} places are taken", retry_after_s=wait)
 
     def stats(self) -> dict[str, Any]:
         """Gauges and counters since the start."""
@@ -94,13 +110,14 @@ class Engine:
             "steps": self._steps,
             "frames": self._frames,
             "finished": dict(self._finished),
-            "alive": self._thread.is_alive(),
+            "alive": self._thread.is_alive() and self._codec.alive,
         }
 
     def close(self) -> None:
         """Ends everything that runs as aborted, then stops the threads."""
         with self._wake:
             self._draining = True
+            self._inbox.append(self._cancel_all)
             self._wake.notify()
         self._thread.join()
         self._codec.close()
@@ -116,24 +133,37 @@ class Engine:
 
     def _run(self) -> None:
         self._limit_threads()
-        while True:
+        try:
+            while self._turn():
+                pass
+        except Exception as error:  # a fault of the loop itself: it takes nothing more, and nobody may wait for ever
             with self._wake:
-                # While closing, the codec may still have to report a failure: look again until it holds nothing.
-                self._wake.wait_for(
-                    lambda: self._inbox or not self._scheduler.idle or (self._draining and self._codec.idle),
-                    timeout=0.02 if self._draining else None,
-                )
+                self._draining = True
                 messages = list(self._inbox)
-                self._inbox.clear()
             for message in messages:
                 message()
-            if self._draining:
-                for sequence in self._scheduler.everyone():
-                    sequence.cancelled = True
-            self._end_due()
-            if self._draining and self._scheduler.idle and not self._inbox and self._codec.idle:
-                return
-            self._advance()
+            for sequence in self._scheduler.everyone():
+                sequence.fail(error)
+                sequence.finished = "failed"
+                self._codec.end(sequence)
+
+    def _turn(self) -> bool:
+        """Hears what is new, ends what must end, and computes one block and one frame. False when closed and empty."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._inbox or not self._scheduler.idle or (self._draining and not self._open))
+            messages = list(self._inbox)
+            self._inbox.clear()
+            if self._draining and not self._open:
+                return False
+        for message in messages:
+            message()
+        self._end_due()
+        self._advance()
+        return True
+
+    def _cancel_all(self) -> None:
+        for sequence in [*self._scheduler.everyone(), *self._codec.sequences()]:
+            sequence.cancelled = True
 
     def _end_due(self) -> None:
         now = time.monotonic()
@@ -152,12 +182,12 @@ class Engine:
             self._guarded(group, partial(self._step, group))
 
     def _guarded(self, group: list[Sequence], work: Callable[[], None]) -> None:
-        """Runs device work for some sequences; if it fails, they fail and the loop goes on."""
+        """Runs device work for some sequences; if it fails, the next turn ends them and the loop goes on."""
         try:
             work()
         except Exception as error:
             for sequence in group:
-                self._fail(sequence, error)
+                sequence.fail(error)
 
     def _step(self, group: list[Sequence]) -> None:
         columns = self._runner.step(group)
@@ -176,25 +206,21 @@ class Engine:
             if sequence.num_frames >= sequence.utterance.max_frames:
                 self._finish(sequence, "length")
 
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
-        log.error("request %s failed", sequence.utterance.request_id, exc_info=error)
-        known = error if isinstance(error, DuettsError) else EngineFailure(f"a step failed: {type(error).__name__}")
-        sequence.failure = sequence.failure or known
-        if sequence.finished in (None, "stop", "length"):
-            self._finish(sequence, "failed")
-
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """The one end of every request: frees its slot, counts it, and lets the codec send what is left and the outcome."""
-        first = sequence.finished is None
+        """The one end of every sequence: frees its slot and lets the codec send what is left. `_settle` follows."""
         sequence.finished = reason
-        if first:
-            self._scheduler.remove(sequence)
-            self._finished[reason] += 1
-            taken = time.monotonic() - sequence.submitted
-            self._seconds_per_request += 0.1 * (taken - self._seconds_per_request)
-            with self._wake:
-                self._open -= 1
+        self._scheduler.remove(sequence)
         self._codec.end(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """On the codec's thread, when the last audio is out: frees the place, counts the outcome and tells it."""
+        outcome = sequence.outcome()
+        with self._wake:
+            self._open -= 1
+            self._finished[outcome.reason] += 1
+            self._seconds_per_request += 0.1 * (outcome.timings.total_s - self._seconds_per_request)
+            self._wake.notify()
+        sequence.channel.put(outcome)
 
     def _post(self, message: Callable[[], None]) -> None:
         with self._wake:
@@ -207,6 +233,8 @@ class Engine:
 
     @torch.inference_mode()
     def _encode(self, wave: Float32) -> Int32:
+        if self._draining:
+            raise Aborted("the engine is closing")
         samples = torch.from_numpy(wave).to(self._device, next(self._model.codec.parameters()).dtype)
         codes: Int32 = self._model.codec.encode(samples[None])[0].to("cpu", torch.int32).numpy()
         return codes

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
 from duetts.engine.stream import Channel
-from duetts.errors import Aborted, DeadlineExceeded, DuettsError, EmptyGeneration
+from duetts.errors import Aborted, DeadlineExceeded, DuettsError, EmptyGeneration, EngineFailure
 from duetts.types import FinishReason, Outcome, Timings, Utterance
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One utterance. The loop's thread writes it; only `cancelled` is set from outside."""
+    """One utterance. The loop's thread writes it until it has `finished`, then the codec's; callers only set `cancelled`."""
 
     utterance: Utterance
     channel: Channel
@@ -53,6 +56,12 @@ class Sequence:
             return "aborted"
         return "timeout" if self.expired(now) else None
 
+    def fail(self, error: Exception) -> None:
+        """Records, from either thread, why the sequence cannot go on: `verdict` and `outcome` follow it."""
+        log.error("request %s failed", self.utterance.request_id, exc_info=error)
+        known = error if isinstance(error, DuettsError) else EngineFailure(f"a step failed: {type(error).__name__}")
+        self.failure = self.failure or known
+
     def outcome(self) -> Outcome:
         """What the caller is told; call it when the last audio is out."""
         assert self.finished is not None, "outcome of a sequence that has not finished"
@@ -61,7 +70,9 @@ class Sequence:
             error = Aborted("the request was cancelled")
         elif reason == "timeout":
             error = DeadlineExceeded(f"the request's limit of {self.utterance.timeout_s} s has passed")
-        elif reason != "failed" and self.num_frames == 0:
+        elif error is not None:
+            reason = "failed"
+        elif self.num_frames == 0:
             reason, error = "failed", EmptyGeneration("the model ended before its first frame")
         return Outcome(reason, self.num_frames, self.prompt_length, self._timings(), error)
 
