@@ -67,7 +67,7 @@ class EngineConfig:
     max_queue: int = 32
     max_model_len: int | None = None
     rows: int = 4
-    codec_quantum: int = 2
+    codec_quantum: int = 4
     prefill_block: int = 128
     cpu_threads: int = field(default_factory=lambda: max(1, (os.cpu_count() or 2) // 2))
     seed: int = 0
