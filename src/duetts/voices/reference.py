@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from duetts.audio.decode import decode_audio
 from duetts.config import Limits
@@ -23,8 +24,9 @@ class ReferenceCodes:
         self._encode = encode
         self._rate = rate
         self._limits = limits
-        self._known: OrderedDict[str, asyncio.Future[Int32]] = OrderedDict()
-        self._bytes = 0
+        self._known: OrderedDict[str, Int32] = OrderedDict()  # least lately used first
+        self._pending: dict[str, asyncio.Future[Int32]] = {}
+        self._bytes = 0  # of what is known
         self.hits = 0
         self.misses = 0
 
@@ -41,26 +43,26 @@ class ReferenceCodes:
         )
 
     async def codes(self, wave: Float32) -> Int32:
-        """Codes [codebooks, frames] of decoded samples."""
+        """Codes [codebooks, frames] of decoded samples. A caller that leaves does not end what others may wait for."""
         key = hashlib.sha256(wave.tobytes()).hexdigest()
-        entry = self._known.get(key)
-        if entry is not None:
+        if key in self._known:
             self.hits += 1
             self._known.move_to_end(key)
-            return await asyncio.shield(entry)
-        self.misses += 1
-        entry = self._known[key] = asyncio.ensure_future(self._encode(wave))
-        entry.add_done_callback(lambda done: self._settle(key, done))
-        return await asyncio.shield(entry)
+            return self._known[key]
+        if key in self._pending:
+            self.hits += 1
+        else:
+            self.misses += 1
+            self._pending[key] = asyncio.ensure_future(self._encode(wave))
+            self._pending[key].add_done_callback(partial(self._keep, key))
+        return await asyncio.shield(self._pending[key])
 
-    def _settle(self, key: str, entry: asyncio.Future[Int32]) -> None:
-        """Counts a new entry's bytes and drops the oldest; forgets one that failed."""
-        if entry.cancelled() or entry.exception() is not None:
-            self._known.pop(key, None)
+    def _keep(self, key: str, encoding: asyncio.Future[Int32]) -> None:
+        """Keeps new codes, unless that failed, and forgets the oldest beyond the bound."""
+        del self._pending[key]
+        if encoding.cancelled() or encoding.exception() is not None:
             return
-        self._bytes += entry.result().nbytes
-        for old in list(self._known):
-            if self._bytes <= self._limits.reference_cache_bytes:
-                return
-            if old != key and self._known[old].done():
-                self._bytes -= self._known.pop(old).result().nbytes
+        self._known[key] = encoding.result()
+        self._bytes += self._known[key].nbytes
+        while self._bytes > self._limits.reference_cache_bytes and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1].nbytes
