@@ -97,10 +97,12 @@ class Synthesizer:
         text = clean_text(request.text, field="input", max_chars=self.limits.max_input_chars)
         transcripts = self._transcripts(request)
         max_frames = request.max_new_tokens or min(self.limits.max_new_tokens, frames_bound(text, self._frame_rate))
-        self._check_length(self._prompt([], text), max_frames, request)
+        silence = np.zeros((self.info.num_codebooks, 0), np.int32)
+        positions = self._prompt([(silence, transcript) for transcript in transcripts], text).shape[1]
+        self._check_length(positions, max_frames, request)
         waves = await self._decode_references(request)
-        placeholders = [np.zeros((self.info.num_codebooks, self._frames_of(wave)), np.int32) for wave in waves]
-        self._check_length(self._prompt(list(zip(placeholders, transcripts, strict=True)), text), max_frames, request)
+        positions += sum(-(-len(wave) // self.info.frame_length) for wave in waves)
+        self._check_length(positions, max_frames, request)
         codes = [await self._references.codes(wave) for wave in waves]
         prompt = self._prompt(list(zip(codes, transcripts, strict=True)), text)
         utterance = Utterance(
@@ -112,17 +114,17 @@ class Synthesizer:
             streaming=request.streaming,
             timeout_s=request.timeout_s,
         )
-        source = self._speak(utterance, retry=request.seed is None)
         return Speech(
-            source, request_id=request.request_id, seed=utterance.seed, input_tokens=prompt.shape[1],
+            self._speak(utterance), request_id=request.request_id, seed=utterance.seed, input_tokens=prompt.shape[1],
             sample_rate=self.info.sample_rate,
         )  # fmt: skip
 
-    async def _speak(self, utterance: Utterance, retry: bool) -> AsyncGenerator[Chunk | Outcome, None]:
-        """The speaker's items. A request without a seed of its own gets a second try if nothing at all came out."""
+    async def _speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
+        """The speaker's items. If nothing at all came out there is a second try; its seed follows from the first one's, so
+        that the seed that was sent or is reported gives the same audio again."""
         async with aclosing(self._speaker.speak(utterance)) as items:
             async for item in items:
-                if retry and isinstance(item, Outcome) and isinstance(item.error, EmptyGeneration):
+                if isinstance(item, Outcome) and isinstance(item.error, EmptyGeneration):
                     break
                 yield item
             else:
@@ -134,9 +136,6 @@ class Synthesizer:
     @property
     def _frame_rate(self) -> float:
         return self.info.sample_rate / self.info.frame_length
-
-    def _frames_of(self, wave: Float32) -> int:
-        return -(-len(wave) // self.info.frame_length)
 
     def _prompt(self, references: list[tuple[Int32, str]], text: str) -> Int32:
         return build_prompt(self._tokenizer, references, [], text)
@@ -169,12 +168,12 @@ class Synthesizer:
             )  # fmt: skip
         return waves
 
-    def _check_length(self, prompt: Int32, max_frames: int, request: SpeechRequest) -> None:
-        needed, allowed = prompt.shape[1] + max_frames, self.info.max_model_len
+    def _check_length(self, positions: int, max_frames: int, request: SpeechRequest) -> None:
+        needed, allowed = positions + max_frames, self.info.max_model_len
         if needed > allowed:
             own = request.max_new_tokens is not None
             raise InvalidRequest(
-                f"{prompt.shape[1]} prompt positions and up to {max_frames} frames of audio need {needed} positions; "
+                f"{positions} prompt positions and up to {max_frames} frames of audio need {needed} positions; "
                 f"the model has {allowed}",
                 field="max_new_tokens" if own else "input", code="context_length_exceeded",
             )  # fmt: skip
