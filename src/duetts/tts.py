@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from duetts.checkpoint import find_model
 from duetts.config import EngineConfig, Limits
 from duetts.embedded import MODEL_ID, mini_folder
 from duetts.engine.inprocess import start_speaker
-from duetts.errors import InvalidRequest
+from duetts.errors import Aborted, InvalidRequest, NotReady
 from duetts.synthesizer import Synthesizer
 from duetts.types import Float32, Outcome, Reference, SpeechRequest
 
@@ -70,6 +71,7 @@ class TTS:
         folder = resolve_model(model)
         speaker = start_speaker(str(folder), EngineConfig(device=device, **engine))
         self._synthesizer = Synthesizer(folder, speaker, limits)
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="duetts-tts", daemon=True)
         self._thread.start()
@@ -90,20 +92,30 @@ class TTS:
             while (chunk := self._wait(_next(chunks))) is not None:
                 yield np.frombuffer(chunk.pcm, "<i2").astype(np.float32) / 32768.0
         finally:
-            self._wait(speech.aclose())
+            if not self._closed:
+                self._wait(speech.aclose())
 
     @property
     def sample_rate(self) -> int:
         return self._synthesizer.info.sample_rate
 
     def close(self) -> None:
-        """Ends what still runs and frees the model. A second call does nothing."""
-        if self._loop.is_closed():
+        """Ends what still runs, in other threads too, and frees the model. A second call does nothing."""
+        if self._closed:
             return
-        self._wait(self._synthesizer.close())
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _shut(self) -> None:
+        await self._synthesizer.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def __enter__(self) -> TTS:
         return self
@@ -112,7 +124,17 @@ class TTS:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """The result of work on the loop's thread. Raises `NotReady` after `close`, `Aborted` if it came in between."""
+        if self._closed:
+            work.close()
+            raise NotReady("this TTS is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise Aborted("the TTS was closed") from error
+        finally:
+            future.cancel()  # ends the work after an interrupt; nothing otherwise
 
     async def _collect(self, request: SpeechRequest) -> Audio:
         speech = await self._synthesizer.start(request)

@@ -1,0 +1,76 @@
+"""The Python door when it is closed, or left, while something runs: every caller is told, no thread stays."""
+
+import asyncio
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duetts.errors import Aborted, NotReady
+from duetts.tts import TTS
+
+from .inputs import REF_TEXT, clip
+
+
+def duetts_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("duetts")]
+
+
+def test_closing_ends_what_other_threads_wait_for(endless_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = duetts_threads()
+    tts = TTS(endless_folder, device="cpu", cpu_threads=1)
+    decode, decoding = tts._synthesizer._references.decode, threading.Event()
+
+    async def slow(*arguments: Any) -> Any:
+        decoding.set()
+        await asyncio.sleep(0.5)
+        return await decode(*arguments)
+
+    monkeypatch.setattr(tts._synthesizer._references, "decode", slow)
+    with ThreadPoolExecutor(2) as pool:
+        speaking = pool.submit(tts.say, "On and on.", max_new_tokens=900, temperature=0)
+        starting = pool.submit(tts.say, "Hi.", reference=clip("control_pcm16.wav"), reference_text=REF_TEXT)
+        assert decoding.wait(5)
+        tts.close()
+        for waiting in (speaking, starting):
+            with pytest.raises((Aborted, NotReady)):
+                waiting.result(5)
+    assert duetts_threads() == before
+
+
+def test_a_closed_door_says_so(endless_folder: Path) -> None:
+    with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
+        stream = tts.stream("On and on.", max_new_tokens=900, temperature=0)
+        next(stream)
+    tts.close()
+    with pytest.raises(NotReady):
+        tts.say("Hi.")
+    with pytest.raises(NotReady):
+        next(stream)
+    with pytest.raises(NotReady):
+        next(tts.stream("Hi."))
+    left_open = TTS(endless_folder, device="cpu", cpu_threads=1)
+    stream = left_open.stream("On and on.", max_new_tokens=900, temperature=0)
+    next(stream)
+    left_open.close()
+    stream.close()
+
+
+def test_an_interrupt_ends_the_work(endless_folder: Path) -> None:
+    with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
+        options = {"max_new_tokens": 900, "temperature": 0}
+        for speak in (lambda: tts.say("On.", **options), lambda: list(tts.stream("On.", **options))):
+            timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                speak()
+            timer.join()
+            end = time.monotonic() + 2
+            while tts._synthesizer.stats()["open"] and time.monotonic() < end:
+                time.sleep(0.01)
+            assert tts._synthesizer.stats()["open"] == 0
+        assert tts._synthesizer.stats()["finished"] == {"aborted": 2}
