@@ -100,7 +100,7 @@ def load_model(
 # -- names ---------------------------------------------------------------------------------------------------------------
 
 
-def _language_model_place(name: str, model: DualAR) -> Place | None:
+def _language_model_place(name: str, model: DualAR) -> Place:
     """Our parameter for a published name, nested or flat, with q, k and v in one tensor or in three."""
     nested, flat = "text_model.model.", "fast_"
     if name in ("audio_decoder.codebook_embeddings.weight", "codebook_embeddings.weight"):
@@ -148,32 +148,39 @@ def _refuse(kind: str, names: list[str], where: str) -> None:
         raise CheckpointError(f"{where}: {kind} tensor {names[0]!r}{more}")
 
 
-def _fill(module: nn.Module, files: list[TensorFile], place: Callable[[str], Place | None]) -> None:
+def _fill(module: nn.Module, files: list[TensorFile], place: Callable[[str], Place]) -> None:
     """Checks every name and shape before the first tensor is read, then copies tensor by tensor."""
     parameters = dict(module.named_parameters())
     missing_rows = {name: parameter.shape[0] for name, parameter in parameters.items()}
     where = files[0].path.name if len(files) == 1 else f"{len(files)} weight files"
     extra: list[str] = []
+    doubled: list[str] = []
+    places: set[Place] = set()
     for file in files:
         for name, shape in file.shapes.items():
             target = place(name)
-            if target is None or target[0] not in parameters:
+            ours, rows = target
+            if ours not in parameters:
                 extra.append(name)
                 continue
-            own = tuple(parameters[target[0]].shape)
-            expected = own if target[1] is None else (target[1][1] - target[1][0], *own[1:])
+            own = tuple(parameters[ours].shape)
+            expected = own if rows is None else (rows[1] - rows[0], *own[1:])
             if shape != expected:
                 raise CheckpointError(
                     f"{file.path.name}: tensor {name!r} is {list(shape)}; the config makes it {list(expected)}"
                 )
-            missing_rows[target[0]] -= shape[0]
+            if target in places:  # else two shards with the same rows would make up for rows that are missing
+                doubled.append(name)
+            places.add(target)
+            missing_rows[ours] -= shape[0]
     _refuse("unknown", sorted(extra), where)
-    _refuse("missing", [published_name(name) for name, rows in sorted(missing_rows.items()) if rows > 0], where)
-    _refuse("doubled", [published_name(name) for name, rows in sorted(missing_rows.items()) if rows < 0], where)
+    doubled += [published_name(name) for name, count in missing_rows.items() if count < 0]
+    _refuse("doubled", sorted(doubled), where)
+    _refuse("missing", [published_name(name) for name, count in sorted(missing_rows.items()) if count > 0], where)
     with torch.no_grad():
         for file in files:
             for name, tensor in file.read():
-                ours, rows = place(name) or ("", None)
+                ours, rows = place(name)
                 parameter = parameters[ours]
                 (parameter if rows is None else parameter[slice(*rows)]).copy_(tensor)
 

@@ -11,7 +11,6 @@ import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +20,7 @@ from duetts.errors import CheckpointError
 from duetts.json_fields import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
+METADATA = "__metadata__"  # the entry of a safetensors header that is no tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,27 @@ class TensorFile:
 
 
 def open_safetensors(path: Path) -> TensorFile:
-    """Reads the header and checks it against the file's length. Raises `CheckpointError` naming the first tensor cut off."""
+    """Reads and checks the header. Raises `CheckpointError`, which names the first tensor that the file is too short for."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return TensorFile(path, {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name}: {_cut_off(path) or error}") from error
+
+
+def _cut_off(path: Path) -> str:
+    """Where a safetensors file was cut off; empty if something else is wrong with it."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise CheckpointError(f"{path.name}: truncated or no safetensors file: its header does not fit in {size} bytes")
+        start = 8 + int.from_bytes(file.read(8), "little")
+        if start > size or size < 8:
+            return f"truncated or no safetensors file: its header does not fit in {size} bytes"
         try:
-            header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError as error:
-            raise CheckpointError(f"{path.name}: its header is not JSON: {error}") from error
-    header.pop("__metadata__", None)
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][1]):
-        end = 8 + length + entry["data_offsets"][1]
-        if end > size:
-            raise CheckpointError(f"{path.name}: truncated at {size} bytes; tensor {name!r} ends at byte {end}")
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise CheckpointError(f"{path.name}: {error}") from error
-    return TensorFile(path, {name: tuple(entry["shape"]) for name, entry in header.items()})
+            header = json.loads(file.read(start - 8))
+            ends = sorted((start + entry["data_offsets"][1], name) for name, entry in header.items() if name != METADATA)
+        except (ValueError, RecursionError, AttributeError, TypeError, LookupError):
+            return ""
+    return next((f"truncated at {size} bytes; tensor {name!r} ends at byte {end}" for end, name in ends if end > size), "")
 
 
 def open_pickle(path: Path) -> TensorFile:
@@ -70,7 +70,7 @@ def open_pickle(path: Path) -> TensorFile:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path.name}: cannot be read as a torch file, perhaps truncated: {reason}") from error
     for wrapper in ("state_dict", "generator"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
@@ -78,9 +78,10 @@ def open_pickle(path: Path) -> TensorFile:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path.name}: holds no dictionary of tensors")
     if any(str(name).startswith("generator.") for name in content):
-        content = {name.removeprefix("generator."): value for name, value in content.items() if name.startswith("generator.")}
+        content = {str(name).removeprefix("generator."): value for name, value in content.items()
+                   if str(name).startswith("generator.")}  # fmt: skip
     for name, value in content.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(f"{path.name}: the entry {name!r} is no tensor")
     return TensorFile(path, {name: tuple(value.shape) for name, value in content.items()}, content)
 
@@ -98,11 +99,11 @@ def open_language_model(folder: Path) -> list[TensorFile]:
 
 def _open_shards(folder: Path) -> list[TensorFile]:
     places = read_json(folder / INDEX_NAME).get("weight_map")
-    if not isinstance(places, dict):
-        raise CheckpointError(f"{INDEX_NAME}: has no weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{INDEX_NAME}: has no weight_map from tensors to files")
     files = []
     for name in sorted(set(places.values())):
-        if Path(name).name != name or not (folder / name).exists():
+        if Path(name).name != name or not (folder / name).is_file():
             tensor = min(key for key, value in places.items() if value == name)
             raise CheckpointError(f"{INDEX_NAME}: the shard {name!r}, which holds {tensor!r}, is missing")
         files.append(open_safetensors(folder / name))

@@ -48,7 +48,7 @@ class CausalConv(nn.Module):
         self.channels = inputs
         self.stride = stride
         self.past = (kernel - 1) * dilation + 1 - stride
-        self.slot = -1  # place of this layer's tail in a StreamState, given by `number_layers`
+        self.slot = -1  # place of this layer's tail in a StreamState, given by `Codec`
 
     def forward(self, x: Tensor, state: StreamView | None = None) -> Tensor:
         missing = -x.shape[-1] % self.stride
