@@ -125,6 +125,7 @@ def test_files_are_no_text(door: Door) -> None:
             "multipart/form-data; boundary=b",
         ),
         (b"", "multipart/form-data"),
+        (b"", f"multipart/form-data; boundary={'b' * 300}"),
     ],
 )
 def test_broken_forms_are_refused(door: Door, body: bytes, content_type: str) -> None:

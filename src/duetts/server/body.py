@@ -82,10 +82,9 @@ def _read_parts(body: bytes, boundary: bytes | None) -> list[tuple[str, Any]]:
             raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", field=None)
         parts.append((part.field_name, part if isinstance(part, File) else part.value or b""))
 
-    parser = FormParser(
-        FORM, add, add, on_end=lambda: ends.append(True), boundary=boundary, config={"MAX_MEMORY_FILE_SIZE": math.inf}
-    )
+    in_memory = {"MAX_MEMORY_FILE_SIZE": math.inf}
     try:
+        parser = FormParser(FORM, add, add, on_end=lambda: ends.append(True), boundary=boundary, config=in_memory)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
