@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from duetts.config import EngineConfig, LoadFormat, ServerConfig, environment
+from duetts.config import EngineConfig, Limits, LoadFormat, ServerConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def say(
     from duetts.tts import TTS
 
     try:
-        with TTS(model, device=device, dtype=dtype, load_format=load_format, max_num_seqs=1, rows=1) as tts:
+        with TTS(model, device=device, dtype=dtype, load_format=load_format, max_num_seqs=1) as tts:
             audio = tts.say(
                 sys.stdin.read() if text == "-" else text, reference=ref_audio, reference_text=ref_text, seed=seed,
                 temperature=temperature, max_new_tokens=max_new_tokens,
@@ -83,9 +83,12 @@ def serve(
     port: Annotated[int, typer.Option(envvar="DUETTS_PORT", help="0 takes a free one.")] = 8000,
     root_path: Annotated[str, typer.Option(envvar="DUETTS_ROOT_PATH", help="Path prefix behind a proxy.")] = "",
     served_model_name: Annotated[list[str] | None, typer.Option(help="Ids that requests may name; repeatable.")] = None,
+    revision: Annotated[str | None, typer.Option(envvar="DUETTS_REVISION", help="Branch, tag or commit of a hub id.")] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     load_format: FormatOption = "auto",
+    max_input_chars: Annotated[int, typer.Option(envvar="DUETTS_MAX_INPUT_CHARS", help="Longest text.")] = 32768,
+    max_body_bytes: Annotated[int, typer.Option(envvar="DUETTS_MAX_BODY_BYTES", help="Largest request body.")] = 16 << 20,
     max_num_seqs: SeqsOption = 8,
     max_queue: QueueOption = 32,
     max_model_len: LengthOption = None,
@@ -105,8 +108,10 @@ def serve(
         name = model or "duetts-mini"
         if model is None:
             log.info("no model was named: serving duetts-mini")
-        config = ServerConfig(tuple(served_model_name or [name]), host=host, port=port, root_path=root_path)
-        synthesizer = load_synthesizer(name, engine, config)
+        limits = Limits(max_input_chars=max_input_chars, max_body_bytes=max_body_bytes)
+        names = tuple(served_model_name or [name])
+        config = ServerConfig(names, host=host, port=port, root_path=root_path, limits=limits)
+        synthesizer = load_synthesizer(name, engine, config, revision)
     except DuettsError as error:
         fail(error)
     from duetts.server.app import create_app
@@ -120,14 +125,14 @@ def serve(
         asyncio.run(synthesizer.close())
 
 
-def load_synthesizer(name: str, engine: EngineConfig, server: ServerConfig) -> Any:
+def load_synthesizer(name: str, engine: EngineConfig, server: ServerConfig, revision: str | None) -> Any:
     """A synthesizer over an engine in this process."""
     from duetts.engine.inprocess import start_speaker
     from duetts.synthesizer import Synthesizer
     from duetts.tts import resolve_model
 
-    folder = resolve_model(name)
-    return Synthesizer(folder, start_speaker(str(folder), engine), server.limits)
+    folder = resolve_model(name, revision)
+    return Synthesizer(folder, start_speaker(folder, engine), server.limits)
 
 
 def as_load_format(value: str) -> LoadFormat:
@@ -161,7 +166,7 @@ def doctor(
 
 KNOWN_VARIABLES = {
     "device", "dtype", "load_format", "max_num_seqs", "max_queue", "max_model_len", "host", "port", "root_path", "model",
-    "cache_dir", "golden_dir",
+    "revision", "max_input_chars", "max_body_bytes", "cache_dir", "golden_dir",
 }  # fmt: skip
 
 

@@ -54,9 +54,9 @@ def wav_file(pcm: bytes, sample_rate: int) -> bytes:
     return encoder.write(pcm) + encoder.finish()
 
 
-def resolve_model(model: str | Path | None) -> Path:
+def resolve_model(model: str | Path | None, revision: str | None = None) -> Path:
     """The folder of a path or hub id; None and "duetts-mini" are the embedded model."""
-    return mini_folder() if model is None or str(model) == MODEL_ID else find_model(str(model))
+    return mini_folder() if model is None or str(model) == MODEL_ID else find_model(str(model), revision)
 
 
 class TTS:
@@ -69,7 +69,7 @@ class TTS:
         self, model: str | Path | None = None, *, device: str = "auto", limits: Limits | None = None, **engine: Any
     ) -> None:
         folder = resolve_model(model)
-        speaker = start_speaker(str(folder), EngineConfig(device=device, **engine))
+        speaker = start_speaker(folder, EngineConfig(device=device, **engine))
         self._synthesizer = Synthesizer(folder, speaker, limits)
         self._closed = False
         self._loop = asyncio.new_event_loop()

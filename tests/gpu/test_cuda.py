@@ -26,6 +26,21 @@ def exact_products():
     torch.backends.cudnn.allow_tf32 = False
 
 
+def test_a_started_speaker_encodes_references_without_tensor_float() -> None:
+    torch.backends.cudnn.allow_tf32 = True
+    wave = np.random.default_rng(1).normal(0, 0.1, 44100 * 5).astype(np.float32)
+
+    async def codes(device: str) -> np.ndarray:
+        speaker = start_speaker(GOLDEN / "model", EngineConfig(device=device, dtype="float32"))
+        try:
+            return await speaker.encode_reference(wave)
+        finally:
+            await speaker.close()
+
+    assert np.count_nonzero(asyncio.run(codes("cuda")) != asyncio.run(codes("cpu"))) <= 4
+    assert not torch.backends.cudnn.allow_tf32
+
+
 @torch.inference_mode()
 def test_prefill_and_codec_agree_with_the_reference() -> None:
     model = load_model(GOLDEN / "model", device=CUDA, dtype=torch.float32, codec_dtype=torch.float32)
@@ -48,7 +63,7 @@ def test_engine_speaks_many_at_once(dtype: str) -> None:
         prompts = [arrays[name].astype(np.int32) for name in ("p1_prompt", "p2_prompt", "eos_prompt")]
 
     async def run() -> list[Outcome]:
-        speaker = start_speaker(str(GOLDEN / "model"), EngineConfig(device="cuda", dtype=dtype, max_num_seqs=6))
+        speaker = start_speaker(GOLDEN / "model", EngineConfig(device="cuda", dtype=dtype, max_num_seqs=6))
 
         async def one(index: int) -> Outcome:
             frames = 0

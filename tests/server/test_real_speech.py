@@ -53,7 +53,7 @@ class Served:
 
 
 def serve(folder: Path, **engine: Any) -> Iterator[Served]:
-    speaker = start_speaker(str(folder), EngineConfig(device="cpu", cpu_threads=1, **engine))
+    speaker = start_speaker(folder, EngineConfig(device="cpu", cpu_threads=1, **engine))
     synthesizer = Synthesizer(folder, speaker, HALF_SIZED)
     app = create_app(synthesizer, ServerConfig((NATIVE,), limits=HALF_SIZED))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))

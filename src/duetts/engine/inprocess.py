@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from duetts.checkpoint import Model, find_model, load_model, read_configs
+from duetts.checkpoint import Model, load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.engine import Engine
 from duetts.engine.stream import Channel
@@ -89,9 +90,8 @@ def check_memory(config: ModelConfig, device: torch.device, needed: int) -> None
         )
 
 
-def start_speaker(model_name: str, config: EngineConfig, revision: str | None = None) -> InProcessSpeaker:
-    """Finds, loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
-    folder = find_model(model_name, revision)
+def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
+    """Loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
     model_config, _ = read_configs(folder)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, model_config)
@@ -99,6 +99,7 @@ def start_speaker(model_name: str, config: EngineConfig, revision: str | None = 
     if config.max_model_len is not None and config.max_model_len > model_config.slow.max_positions:
         raise ConfigError(f"max_model_len {config.max_model_len} exceeds the model's {model_config.slow.max_positions}")
     codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions; it changes about 3 % of a reference's codes
     dummy = config.seed if config.load_format == "dummy" else None
     model = load_model(folder, device=device, dtype=dtype, codec_dtype=codec_dtype, max_positions=longest, dummy_seed=dummy)
     check_memory(model_config, device, config.max_num_seqs * longest * cache_bytes_per_position(model_config, dtype))

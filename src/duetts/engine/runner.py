@@ -28,7 +28,7 @@ class Runner:
         self._device = device
         self._fixed = device.type == "cpu"
         self._block = config.prefill_block
-        self.rows = min(config.rows, slots) if self._fixed else slots
+        self.rows = config.rows if self._fixed else slots  # also with fewer slots: bytes must not depend on them
         self._cache = KVCache(model.config.slow, slots, max_model_len, device=device, dtype=dtype, row_by_row=self._fixed)
         self._frame_cache = FrameCache(model.config.fast, self.rows, device=device, dtype=dtype)
         # One more than slots: padding rows read and write the last.
