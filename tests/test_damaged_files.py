@@ -105,3 +105,23 @@ def test_a_tensor_in_two_shards_does_not_make_up_for_a_missing_one(copy: Path) -
     shards["2.safetensors"] = {f"{stem}wv.weight": values.clone()}
     write()
     load(copy)
+
+
+@pytest.mark.parametrize(
+    "added", [None, 3, {}, [3], [{"id": 1}], [{"content": "<|semantic:0|>"}], [{"content": "a", "id": "b"}]], ids=str
+)
+def test_a_flat_model_whose_tokenizer_names_no_ids_is_refused(copy: Path, added: Any) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    flat = {**config["text_config"], "model_type": "dual_ar", "num_codebooks": 4, "codebook_size": 64}
+    (copy / "config.json").write_text(json.dumps(flat))
+    (copy / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    with pytest.raises(CheckpointError, match=r"added_tokens|eos_token_id"):
+        load(copy)
+
+
+def test_a_model_of_one_codebook_is_refused(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["audio_decoder_config"]["num_codebooks"] = 1
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="'num_codebooks' is 1, below 2"):
+        load(copy)

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.errors import CheckpointError, ModelNotFound
 from duetts.json_fields import read_json
-from duetts.model_config import CodecConfig, ModelConfig, read_model_config, read_sampling
+from duetts.model_config import CodecConfig, ModelConfig, read_model_config
 from duetts.models.codec import Codec
 from duetts.models.codec_layers import CausalTransposedConv
 from duetts.models.dual_ar import DualAR
-from duetts.types import Sampling
 
 HUB_FILES = ("*.json", "*.safetensors", "*.pth", "*.md", "LICENSE*")
 CODEC_BUFFERS = ("causal_mask", "freqs_cis")  # masks and tables that the published codec stores and nobody needs
@@ -32,12 +31,10 @@ Place = tuple[str, tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model: both parts, what its folder says about it, and its sampling defaults."""
+    """A loaded model: both parts and their dimensions."""
 
-    folder: Path
     config: ModelConfig
     codec_config: CodecConfig
-    sampling: Sampling
     dual_ar: DualAR
     codec: Codec
 
@@ -94,7 +91,7 @@ def load_model(
         module.requires_grad_(False)
         module.eval()
     dual_ar.prepare(min(config.slow.max_positions, max_positions or config.slow.max_positions))
-    return Model(folder, config, codec_config, read_sampling(folder), dual_ar, codec)
+    return Model(config, codec_config, dual_ar, codec)
 
 
 # -- names ---------------------------------------------------------------------------------------------------------------

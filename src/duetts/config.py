@@ -15,7 +15,6 @@ from duetts.errors import ConfigError
 
 MIB = 1 << 20
 
-Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")

@@ -46,10 +46,6 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise CheckpointError(f"config: head_dim is {self.head_dim}; rotary embedding needs an even number")
 
-    @property
-    def qkv_dim(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -159,7 +155,7 @@ def _read_nested(values: Mapping[str, Any], where: str) -> ModelConfig:
         part.text("model_type", "")
         _refuse_experts(part, where)
     slow = _read_slow(text)
-    num_codebooks = audio.integer("num_codebooks")
+    num_codebooks = audio.integer("num_codebooks", minimum=2)
     for name, value, expected in (
         ("text_dim", audio.integer("text_dim", slow.dim), slow.dim),
         ("tie_word_embeddings", audio.flag("tie_word_embeddings", False), False),
@@ -201,7 +197,7 @@ def _read_flat(values: Mapping[str, Any], where: str, tokens: Mapping[str, int])
     top.text("model_type", "")
     _refuse_experts(top, where)
     slow = _read_slow(top)
-    num_codebooks = top.integer("num_codebooks")
+    num_codebooks = top.integer("num_codebooks", minimum=2)
     semantic = [index for name, index in tokens.items() if name.startswith("<|semantic:")]
     fast = _read_decoder(
         top,
@@ -367,6 +363,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     values = read_json(folder / "config.json")
     tokens: dict[str, int] = {}
     if values.get("model_type") == "dual_ar" and (folder / "tokenizer.json").exists():
-        added = read_json(folder / "tokenizer.json").get("added_tokens", [])
-        tokens = {entry["content"]: entry["id"] for entry in added}
+        added = read_json(folder / "tokenizer.json").get("added_tokens")
+        if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
+            raise CheckpointError("tokenizer.json: holds no list of added_tokens")
+        tokens = {str(entry.get("content")): entry["id"] for entry in added if isinstance(entry.get("id"), int)}
     return ModelConfig.from_dict(values, tokens)
