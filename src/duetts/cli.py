@@ -6,15 +6,12 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from duetts.config import EngineConfig, Limits, LoadFormat, ServerConfig, environment
+from duetts.config import EngineConfig, Limits, ServerConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speech models.", add_completion=False,
                   no_args_is_help=True, pretty_exceptions_enable=False)  # fmt: skip
@@ -102,7 +99,7 @@ def serve(
     warn_unknown_environment(log)
     try:
         engine = EngineConfig(
-            device=device, dtype=dtype, load_format=as_load_format(load_format), max_num_seqs=max_num_seqs,
+            device=device, dtype=dtype, load_format=load_format, max_num_seqs=max_num_seqs,
             max_queue=max_queue, max_model_len=max_model_len,
         )  # fmt: skip
         name = model or "duetts-mini"
@@ -133,11 +130,6 @@ def load_synthesizer(name: str, engine: EngineConfig, server: ServerConfig, revi
 
     folder = resolve_model(name, revision)
     return Synthesizer(folder, start_speaker(folder, engine), server.limits)
-
-
-def as_load_format(value: str) -> LoadFormat:
-    """Narrows a command line word; `EngineConfig` refuses the rest."""
-    return "dummy" if value == "dummy" else value  # type: ignore[return-value]
 
 
 @app.command()

@@ -9,15 +9,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from duetts.errors import ConfigError
 
 MIB = 1 << 20
 
-LoadFormat = Literal["auto", "dummy"]
-
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
+LOAD_FORMATS = ("auto", "dummy")
 
 ENVIRONMENT_PREFIX = "DUETTS_"
 
@@ -61,7 +59,7 @@ class EngineConfig:
 
     device: str = "auto"
     dtype: str = "auto"
-    load_format: LoadFormat = "auto"
+    load_format: str = "auto"
     max_num_seqs: int = 8
     max_queue: int = 32
     max_model_len: int | None = None
@@ -73,7 +71,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        _require(self.load_format in ("auto", "dummy"), f"load format {self.load_format!r} is not auto or dummy")
+        _require(self.load_format in LOAD_FORMATS, f"load format {self.load_format!r} is not auto or dummy")
         _at_least(1, max_num_seqs=self.max_num_seqs, rows=self.rows, codec_quantum=self.codec_quantum)
         _at_least(1, prefill_block=self.prefill_block, cpu_threads=self.cpu_threads)
         _at_least(0, max_queue=self.max_queue)
