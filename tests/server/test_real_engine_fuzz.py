@@ -1,7 +1,8 @@
 """Bodies that no client should send, and callers that leave, against the real engine on the tiny model.
 
-Bounded by `SECONDS` whatever the machine. What is asked: every answer is one that the table of errors knows, none is a 5xx,
-no thread dies, nothing is left open, and the same request gives the same bytes before and after.
+Bounded by `SECONDS` whatever the machine. What is asked: every answer is one that the table of errors knows, none is a 5xx
+(but for a random model that ends before its first frame twice), no thread dies, nothing is left open, and the same request
+gives the same bytes before and after.
 """
 
 import base64
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.slow
 SECONDS = 40.0  # of each of the two parts
 THREADS = 8
 BUSY = {429}  # the line is short on purpose
+EMPTY = '"code": "empty_generation"'
 ANSWERS = {200, 400, 403, 404, 405, 413, 415, *BUSY}
 
 TEXTS = [
@@ -137,7 +139,8 @@ def one_odd_request(http: httpx.Client, rng: random.Random) -> str:
         if len(body) > 1 << 20:  # a refused upload may be cut off while it is sent
             return "cut off"
         raise
-    assert answer.status_code in ANSWERS, f"{answer.status_code} {answer.text[:200]} for {media_type} {body[:300]!r}"
+    expected = answer.status_code in ANSWERS or EMPTY in answer.text
+    assert expected, f"{answer.status_code} {answer.text[:200]} for {media_type} {body[:300]!r}"
     if answer.status_code != 200 and method != "HEAD":
         assert answer.json()["error"]["type"].endswith("_error")
         assert "Traceback" not in answer.text
@@ -171,8 +174,9 @@ def one_leaving_caller(served: Served, rng: random.Random) -> str:
         time.sleep(rng.choice([0, 0.005, 0.05]))
         if rng.random() < 0.3:
             return "left at once"
-        status = connection.recv(rng.choice([20, 5000]))[9:12].decode()
-        assert int(status) in ANSWERS, status
+        answer = connection.recv(5000).decode("latin-1")
+        status = answer[9:12]
+        assert int(status) in ANSWERS or EMPTY in answer, answer[:300]
         return f"left after {status}"
 
 
@@ -195,7 +199,7 @@ def until_time_is_up(work: Callable[[random.Random], str], seed: int) -> Counter
         return sum(pool.map(repeat, range(THREADS)), Counter())
 
 
-def test_odd_requests_and_leaving_callers_leave_nothing(fuzzed: Served) -> None:
+def test_odd_requests_and_leaving_callers_leave_nothing(fuzzed: Served, caplog: pytest.LogCaptureFixture) -> None:
     control = {"input": "One two three.", "seed": 1, "max_new_tokens": 20}
     before = fuzzed.speak(**control)
     threads = set(threading.enumerate())
@@ -207,7 +211,7 @@ def test_odd_requests_and_leaving_callers_leave_nothing(fuzzed: Served) -> None:
     stats = fuzzed.synthesizer.stats()
     assert stats["open"] == 0
     assert stats["alive"]
-    assert "failed" not in stats["finished"]
+    assert not [record for record in caplog.records if record.name.startswith("duetts") and record.levelname == "ERROR"]
     assert all(thread.is_alive() for thread in threads if thread.name.startswith("duetts"))
     assert not fuzzed.synthesizer._references._pending
     assert fuzzed.synthesizer._speaker._engine._encoding == 0
