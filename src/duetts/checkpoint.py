@@ -211,7 +211,7 @@ def _fill_codec(codec: Codec, file: TensorFile) -> None:
             target, group = targets[name]
             if all(stored in waiting for stored in group):
                 parts = [waiting.pop(stored) for stored in group]
-                target.copy_(parts[0] if len(parts) == 1 else torch._weight_norm(parts[1], parts[0], 0))
+                target.copy_(parts[0] if len(parts) == 1 else torch._weight_norm(parts[1].float(), parts[0].float(), 0))
 
 
 # -- random weights ------------------------------------------------------------------------------------------------------

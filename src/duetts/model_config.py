@@ -41,7 +41,7 @@ class DecoderConfig:
     o_bias: bool
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise CheckpointError(f"config: {self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads")
         if self.head_dim % 2:
             raise CheckpointError(f"config: head_dim is {self.head_dim}; rotary embedding needs an even number")
@@ -110,17 +110,26 @@ _IGNORED = (
 )  # fmt: skip
 
 
+AS_MANY_AS_HEADS = -1  # how older files say that every query head has its own key-value head
+
+
+def _usual_ffn_dim(dim: int) -> int:
+    """What an absent `intermediate_size` means in older files: two thirds of 4 dim, up to a multiple of 256."""
+    return -(-(8 * dim // 3) // 256) * 256
+
+
 def _read_decoder(source: Fields, spell: Callable[[str], str], vocab_size: int, **fixed: Any) -> DecoderConfig:
     """One decoder from `source`, its keys spelled by `spell`; `fixed` holds what is decided elsewhere or its defaults."""
     default = fixed.pop("default", None)
     dim = source.integer(spell("dim"), default.dim if default else ...)
     heads = source.integer(spell("n_head"), default.num_heads if default else ...)
+    kv_heads = source.integer(spell("n_local_heads"), default.num_kv_heads if default else heads, AS_MANY_AS_HEADS)
     return DecoderConfig(
         dim=dim,
         num_heads=heads,
-        num_kv_heads=source.integer(spell("n_local_heads"), default.num_kv_heads if default else heads),
+        num_kv_heads=heads if kv_heads == AS_MANY_AS_HEADS else kv_heads,
         head_dim=source.integer(spell("head_dim"), default.head_dim if default else max(1, dim // heads)),
-        ffn_dim=source.integer(spell("intermediate_size"), default.ffn_dim if default else ...),
+        ffn_dim=source.integer(spell("intermediate_size"), default.ffn_dim if default else _usual_ffn_dim(dim)),
         vocab_size=vocab_size,
         qk_norm=source.flag(spell("attention_qk_norm"), default.qk_norm if default else False),
         qkv_bias=source.flag(spell("attention_qkv_bias"), default.qkv_bias if default else False),

@@ -111,7 +111,6 @@ class Synthesizer:
             sampling=self._sampling(request),
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             max_frames=max_frames,
-            streaming=request.streaming,
             timeout_s=request.timeout_s,
         )
         return Speech(

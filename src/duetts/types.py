@@ -49,7 +49,6 @@ class SpeechRequest:
     seed: int | None = None
     max_new_tokens: int | None = None
     timeout_s: float | None = None
-    streaming: bool = False
     request_id: str = ""
 
 
@@ -58,7 +57,7 @@ class Utterance:
     """What the engine is asked: ids and codes, no text.
 
     `prompt` is int32 [1 + codebooks, positions]: row 0 token ids, the others codes (0 at text positions).
-    `seed` is any 64-bit integer. `max_frames` bounds the output. `streaming` asks for small first chunks.
+    `seed` is any 64-bit integer. `max_frames` bounds the output.
     """
 
     request_id: str
@@ -66,7 +65,6 @@ class Utterance:
     sampling: Sampling
     seed: int
     max_frames: int
-    streaming: bool = False
     timeout_s: float | None = None
 
 
@@ -183,7 +181,7 @@ class SpeechService(Protocol):
         ...
 
     async def start(self, request: SpeechRequest) -> Speech:
-        """Checks the request completely, encodes its references and queues it.
+        """Checks the request completely and encodes its references; it is queued when the speech is first iterated.
 
         Raises `InvalidRequest` for what the caller can fix, `Overloaded` or `NotReady` when there is no room.
         """

@@ -280,12 +280,32 @@ def test_an_unknown_key_gets_a_hint(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n_head", 0), ("dim", "32"), ("norm_eps", -1), ("head_dim", 15), ("attention_qk_norm", 1), ("use_moe", True)],
+    [
+        ("n_head", 0),
+        ("n_head", None),
+        ("dim", "32"),
+        ("norm_eps", -1),
+        ("head_dim", 15),
+        ("attention_qk_norm", 1),
+        ("use_moe", True),
+    ],
 )
 def test_impossible_values_name_their_key(copy: Path, key: str, value: Any) -> None:
     text = json.loads((copy / "config.json").read_text())["text_config"]
     with pytest.raises(CheckpointError, match=key):
         read_configs(with_config(copy, text_config={**text, key: value}))
+
+
+def test_older_files_leave_two_sizes_to_custom() -> None:
+    config = {
+        "model_type": "dual_ar", "vocab_size": 200, "n_layer": 1, "n_head": 4, "n_local_heads": -1, "dim": 96, 
+        "num_codebooks": 4, "codebook_size": 16, "intermediate_size": None, "eos_token_id": 1, "semantic_start_token_id": 2,
+        "semantic_end_token_id": 17,
+    }  # fmt: skip
+    for decoder in (ModelConfig.from_dict(config).slow, ModelConfig.from_dict(config).fast):
+        assert (decoder.num_kv_heads, decoder.ffn_dim) == (4, 256)
+    with pytest.raises(CheckpointError, match="0 key-value heads"):
+        ModelConfig.from_dict({**config, "n_local_heads": 0})
 
 
 def test_model_and_codec_must_agree(copy: Path) -> None:
