@@ -1,0 +1,1 @@
+"""Judges of what was trained: words, voices and levels. None of them is ever a training loss."""
