@@ -298,7 +298,7 @@ def test_impossible_values_name_their_key(copy: Path, key: str, value: Any) -> N
 
 def test_older_files_leave_two_sizes_to_custom() -> None:
     config = {
-        "model_type": "dual_ar", "vocab_size": 200, "n_layer": 1, "n_head": 4, "n_local_heads": -1, "dim": 96, 
+        "model_type": "dual_ar", "vocab_size": 200, "n_layer": 1, "n_head": 4, "n_local_heads": -1, "dim": 96,
         "num_codebooks": 4, "codebook_size": 16, "intermediate_size": None, "eos_token_id": 1, "semantic_start_token_id": 2,
         "semantic_end_token_id": 17,
     }  # fmt: skip
