@@ -1,0 +1,1 @@
+"""The language model of duetts-mini: data, packing, losses, trainer, samples."""
