@@ -47,7 +47,7 @@ class Recipe:
 
 MINI = Recipe(
     text={
-        "n_layer": 6, "dim": 384, "n_head": 6, "n_local_heads": 2, "head_dim": 64, "intermediate_size": 960,
+        "n_layer": 6, "dim": 384, "n_head": 6, "n_local_heads": 2, "head_dim": 64, "intermediate_size": 896,
         "max_seq_len": 4096, "rope_base": 100000, "norm_eps": 1e-6, "attention_qk_norm": True, "tie_word_embeddings": True,
     },
     audio={
