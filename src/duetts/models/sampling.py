@@ -82,11 +82,12 @@ def candidates(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: int) -> tupl
 
     A rank is dropped once the cumulative probability *including it* exceeds top_p (the common rule keeps that one).
     """
-    total = upcast(logits)
-    ordered, ids = total.sort(dim=-1, descending=True, stable=True)
+    ordered, ids = upcast(logits).sort(dim=-1, descending=True, stable=True)
+    # A softmax of all ranks, as the reference takes it: with top_p near 1 the rounding of these sums decides who stays.
+    probabilities = ordered.softmax(-1)
     if ranks:
-        ordered, ids = ordered[:, :ranks], ids[:, :ranks]
-    reached = (ordered - total.logsumexp(-1, keepdim=True)).exp().cumsum(-1)
+        ordered, ids, probabilities = ordered[:, :ranks], ids[:, :ranks], probabilities[:, :ranks]
+    reached = probabilities.cumsum(-1)
     rank = torch.arange(ordered.shape[1], device=logits.device)
     limit = torch.where(top_k > 0, top_k, logits.shape[1])[:, None]
     dropped = ((reached > top_p[:, None]) | (rank >= limit)) & (rank > 0)
