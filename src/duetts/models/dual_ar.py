@@ -48,7 +48,7 @@ class DualAR(nn.Module):
     def next_frame(self, column: Tensor, rows: CacheRows, frame_cache: FrameCache, sampler: Sampler) -> Tensor:
         """One step of every row: its last column [batch, 1 + codebooks] -> the next, token and codes.
 
-        A row that chose the end has the end token and codes of no meaning.
+        A row that chose the end has the end token and codes of no meaning, which are the reference's all the same.
         """
         config = self.config
         before = self.prefill(column[:, :, None], rows)[:, 0]
@@ -56,7 +56,8 @@ class DualAR(nn.Module):
         choice = sampler.main(self.slow.choice_logits(hidden))
         ended = choice == config.num_semantic
         token = torch.where(ended, config.end_id, config.semantic_start + choice)
-        code = choice.masked_fill(ended, 0)
+        end_code = min(max(config.end_id - config.semantic_start, 0), config.fast.vocab_size - 1)
+        code = choice.masked_fill(ended, end_code)
         fast_input = hidden if config.norm_fast_input else before
         residual = self.residual_codes(fast_input, code, frame_cache, sampler)
         return torch.cat((token[:, None], code[:, None], residual), dim=1)
