@@ -1,6 +1,7 @@
 """The language model against the reference implementation: every array of `dual_ar.npz`, at its README's tolerance."""
 
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -149,8 +150,9 @@ def check_greedy(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
     endings = ("_greedy_res", "_greedy_full", "_greedy_res_noeos", "_greedy_full_noeos")
     runs = [(prefix, ending) for ending in endings for prefix in arrays.prefixes(ending)]
     assert {ending for _, ending in runs} == set(endings)
-    longest = max(arrays.given(prefix + ending).shape[1] for prefix, ending in runs)
     for prefix, ending in runs:
+        # Every run has a limit of its own: the length of the recorded one, unless that met the end before.
+        longest = arrays.given(prefix + ending).shape[1]
         sampler = Greedy(allow_end="noeos" not in ending)
         frames = generate(with_width(model, "full" in ending), arrays.given(f"{prefix}_prompt"), sampler, longest)
         arrays.compare(prefix + ending, frames)
@@ -245,7 +247,9 @@ def check_filter(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
         temperature, top_p, top_k = arrays.given(name).tolist()
         rows = SamplingRows.of([Sampling(temperature, top_p, int(top_k))], [0], CPU)
         ordered, ids = candidates(logits, rows.top_p, rows.top_k, rows.ranks)
-        probabilities = torch.zeros_like(logits).scatter(1, ids, (ordered / rows.temperature[:, None]).softmax(-1))
+        probabilities = torch.zeros_like(logits).scatter(
+            1, ids, (ordered / rows.temperature.clamp(min=1e-5)[:, None]).softmax(-1)
+        )
         arrays.compare(name.replace("params", "probs"), probabilities[0], 1e-6)
         even = torch.full_like(ordered, 0.5)  # equal noise everywhere: the race is won by the likeliest
         assert draw(ordered, ids, rows.temperature, even)[0] == logits.argmax()
@@ -288,3 +292,34 @@ def test_config_names_the_same_tokens(model: DualAR, golden_dir: Path) -> None:
     assert config.end_id == tokens["special_ids"]["<|im_end|>"]
     assert (config.semantic_start, config.semantic_end) == (tokens["semantic_begin_id"], tokens["semantic_end_id"])
     assert (config.slow.vocab_size, model.residual_width) == (tokens["vocab_size"], tokens["residual_codebook_size"])
+
+
+def test_rounding_at_top_p_1_drops_the_same_tail() -> None:
+    """With top_p 1 the running sum passes 1 by rounding alone; the reference drops what follows, so we do too."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(200, 128, generator=generator)
+    sorted_logits = logits.sort(descending=True).values
+    dropped = sorted_logits.softmax(-1).cumsum(-1) > 1.0
+    assert dropped.any()
+    ordered, _ = candidates(logits, torch.ones(200), torch.full((200,), 128), 0)
+    assert torch.equal(ordered, sorted_logits.masked_fill(dropped, -torch.inf))
+
+
+@torch.inference_mode()
+def test_code_at_the_end_is_the_clamped_distance(model: DualAR) -> None:
+    """As in the reference, wherever the end token lies: 0 below the semantic tokens, the last code above them."""
+
+    class Ending(Greedy):
+        def main(self, logits: Tensor) -> Tensor:
+            return torch.full(logits.shape[:1], logits.shape[1] - 1)
+
+    config = model.config
+    prompt = torch.zeros(1 + config.num_codebooks, 2, dtype=torch.long)
+    last_code = config.fast.vocab_size - 1
+    ends = [(config.semantic_start + last_code + 1, last_code)]
+    if config.semantic_start > 0:
+        ends.append((config.semantic_start - 1, 0))
+    for end, code in ends:
+        other = copy(model)
+        other.config = replace(config, end_id=end, slow=replace(config.slow, vocab_size=config.slow.vocab_size + end + 1))
+        assert generate(other, prompt, Ending(allow_end=True), 1)[:2, 0].tolist() == [end, code]
