@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stage 1 on one GPU: audio from the teachers, codec phase A, codes. In parts, because a lent machine gives few minutes at
+# Stage 1 on one GPU: audio from the teachers, codec phase A, codes. In parts, because a rented machine may give few minutes at
 # a time: work goes on in the background between parts, and a part that finds it stopped starts it again where it was.
 #
 #   training/run_stage1.sh first  SECONDS   # unpack, check, start audio and training, watch
