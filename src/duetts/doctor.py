@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from duetts.checkpoint import describe_layout, read_configs
+from duetts.checkpoint import read_configs
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.config import EngineConfig
-from duetts.engine.inprocess import DEFAULT_MODEL_LEN, cache_bytes_per_position, choose_device, choose_dtype
+from duetts.engine.inprocess import DEFAULT_MODEL_LEN, choose_device, choose_dtype, plan_memory
 from duetts.errors import CheckpointError, ConfigError
-from duetts.model_config import ModelConfig
+from duetts.model_config import CodecConfig, ModelConfig
 
 GB = 1e9
 
@@ -54,7 +54,7 @@ def examine(folder: Path, config: EngineConfig) -> Iterator[Finding]:
     tokenizer = (folder / "tokenizer.json").exists()
     yield Finding("tokenizer", "tokenizer.json is there" if tokenizer else "tokenizer.json is missing", good=tokenizer)
     if len(sizes) == 2:
-        yield from _memory(folder, model_config, config)
+        yield from _memory(model_config, codec_config, config)
 
 
 def _machine() -> Iterator[Finding]:
@@ -84,36 +84,21 @@ def _codec_bytes(folder: Path) -> int:
     return _tensor_bytes([open_codec(folder)])
 
 
-def parameter_counts(folder: Path) -> tuple[int, int]:
-    """Parameters of language model and codec, from the dimensions alone."""
-    language, codec = describe_layout(*read_configs(folder))
-
-    def count(shapes: dict[str, tuple[int, ...]]) -> int:
-        return sum(torch.Size(shape).numel() for shape in shapes.values())
-
-    return count(language), count(codec)
-
-
-def _memory(folder: Path, model_config: ModelConfig, config: EngineConfig) -> Iterator[Finding]:
-    """The sum that must fit: weights, codec in float32, and the caches of all slots."""
+def _memory(model_config: ModelConfig, codec_config: CodecConfig, config: EngineConfig) -> Iterator[Finding]:
+    """The same sum that a start refuses by, against what is free now."""
     try:
         device = choose_device(config.device)
     except ConfigError as error:
         yield Finding("memory", str(error), good=False)
         return
-    dtype = choose_dtype(config.dtype, device, model_config)
-    language, codec = parameter_counts(folder)
     length = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
-    caches = config.max_num_seqs * length * cache_bytes_per_position(model_config, dtype)
-    needed = language * dtype.itemsize + codec * 4 + caches
+    dtype = choose_dtype(config.dtype, device, model_config)
+    plan = plan_memory(model_config, codec_config, dtype, config.max_num_seqs * length)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
-    text = (
-        f"{needed / GB:.2f} GB needed on {device}: weights {language * dtype.itemsize / GB:.2f}, codec {codec * 4 / GB:.2f}, "
-        f"caches of {config.max_num_seqs} x {length} positions {caches / GB:.2f}; {free / GB:.2f} GB free"
-    )
-    if needed > free:
-        text += "; it does not fit: lower max_num_seqs or max_model_len"
-    yield Finding("memory", text, good=needed <= free)
+    fits = plan.total <= free
+    advice = "" if fits else "; it does not fit: lower max_num_seqs or max_model_len"
+    slots = f"{config.max_num_seqs} slots of {length} positions"
+    yield Finding("memory", f"{plan} ({slots}); {free / GB:.2f} GB free on {device}{advice}", good=fits)
 
 
 def _free_host_bytes() -> int:

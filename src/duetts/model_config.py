@@ -16,6 +16,7 @@ from duetts.errors import CheckpointError, UnsupportedModel
 from duetts.json_fields import Fields, read_json
 from duetts.types import Sampling
 
+WEIGHT_TYPES = ("bfloat16", "float16", "float32")
 SUPPORTED_MODEL_TYPES = ("fish_qwen3_omni", "dual_ar")
 
 
@@ -65,6 +66,8 @@ class ModelConfig:
     untrained: bool = False
 
     def __post_init__(self) -> None:
+        if self.dtype not in WEIGHT_TYPES:
+            raise CheckpointError(f"config: dtype {self.dtype!r} is not one of {', '.join(WEIGHT_TYPES)}")
         if not 0 <= self.semantic_start <= self.semantic_end < self.slow.vocab_size:
             raise CheckpointError(
                 f"config: semantic tokens {self.semantic_start}..{self.semantic_end} do not lie in a "

@@ -308,6 +308,11 @@ def test_older_files_leave_two_sizes_to_custom() -> None:
         ModelConfig.from_dict({**config, "n_local_heads": 0})
 
 
+def test_a_weight_type_that_is_none_is_refused(copy: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"dtype 'int3' is not one of bfloat16"):
+        read_configs(with_config(copy, dtype="int3"))
+
+
 def test_model_and_codec_must_agree(copy: Path) -> None:
     codec = json.loads((copy / "codec_config.json").read_text())
     (copy / "codec_config.json").write_text(json.dumps({**codec, "n_residual_codebooks": 5}))

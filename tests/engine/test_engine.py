@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from duetts.checkpoint import load_model
+from duetts.checkpoint import load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.engine import Engine
-from duetts.engine.inprocess import InProcessSpeaker, choose_device, describe
-from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotReady, Overloaded
+from duetts.engine.inprocess import InProcessSpeaker, check_memory, choose_device, describe, plan_memory
+from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotEnoughMemory, NotReady, Overloaded
 from duetts.json_fields import read_json
 from duetts.model_config import ModelConfig
 from duetts.text.prompt import build_prompt
@@ -209,6 +209,19 @@ async def test_encoding_does_not_depend_on_what_else_runs(tiny_folder: Path, pro
         await busy
     assert alone.shape == (4, 25)
     assert np.array_equal(alone, beside)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, codec = read_configs(tiny_folder)
+    plan = plan_memory(config, codec, torch.float32, positions=100)
+    loaded = load_model(tiny_folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32)
+    assert plan.weights == sum(p.nbytes for p in loaded.dual_ar.parameters())
+    assert plan.caches == 100 * 2 * 2 * 2 * 16 * 4  # keys and values, layers, key-value heads, head size, bytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (plan.total - 1, 10**9))
+    with pytest.raises(NotEnoughMemory, match=r"GB needed: weights .* are free on cuda"):
+        check_memory(plan, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (plan.total, 10**9))
+    check_memory(plan, torch.device("cuda"))
 
 
 def test_devices_are_named_or_refused() -> None:

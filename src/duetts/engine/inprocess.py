@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from duetts.checkpoint import Model, load_model, read_configs
+from duetts.checkpoint import Model, describe_layout, load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.engine import Engine
 from duetts.engine.stream import Channel
 from duetts.errors import ConfigError, NotEnoughMemory
-from duetts.model_config import ModelConfig
+from duetts.model_config import CodecConfig, ModelConfig
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
 
 DEFAULT_MODEL_LEN = 8192  # positions; more must be asked for, as each slot's memory is taken at the start
@@ -79,30 +80,50 @@ def cache_bytes_per_position(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.slow.num_layers * config.slow.num_kv_heads * config.slow.head_dim * dtype.itemsize
 
 
-def check_memory(config: ModelConfig, device: torch.device, needed: int) -> None:
-    """Raises `NotEnoughMemory` when the caches do not fit what is free on a GPU."""
-    if device.type != "cuda":
-        return
-    free, _ = torch.cuda.mem_get_info(device)
-    if needed > free:
-        raise NotEnoughMemory(
-            f"caches need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {device}: lower max_num_seqs or max_model_len"
-        )
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that a model takes on its device before the first request."""
+
+    weights: int
+    codec: int
+    caches: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.codec + self.caches
+
+    def __str__(self) -> str:
+        parts = (self.total, self.weights, self.codec, self.caches)
+        return "{:.2f} GB needed: weights {:.2f}, codec {:.2f}, caches {:.2f}".format(*(part / 1e9 for part in parts))
+
+
+def plan_memory(config: ModelConfig, codec: CodecConfig, dtype: torch.dtype, positions: int) -> MemoryPlan:
+    """The sum that must fit, from the dimensions alone. `positions` are those of all slots; the codec counts as float32."""
+    language, waveform = (
+        sum(torch.Size(shape).numel() for shape in shapes.values()) for shapes in describe_layout(config, codec)
+    )
+    return MemoryPlan(language * dtype.itemsize, waveform * 4, positions * cache_bytes_per_position(config, dtype))
+
+
+def check_memory(plan: MemoryPlan, device: torch.device) -> None:
+    """Raises `NotEnoughMemory`, before anything is loaded, when the plan does not fit what is free on a GPU."""
+    if device.type == "cuda" and plan.total > (free := torch.cuda.mem_get_info(device)[0]):
+        raise NotEnoughMemory(f"{plan}; {free / 1e9:.2f} GB are free on {device}: lower max_num_seqs or max_model_len")
 
 
 def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     """Loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
-    model_config, _ = read_configs(folder)
+    model_config, codec_config = read_configs(folder)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, model_config)
     longest = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
     if config.max_model_len is not None and config.max_model_len > model_config.slow.max_positions:
         raise ConfigError(f"max_model_len {config.max_model_len} exceeds the model's {model_config.slow.max_positions}")
+    check_memory(plan_memory(model_config, codec_config, dtype, config.max_num_seqs * longest), device)
     codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions; it changes about 3 % of a reference's codes
     dummy = config.seed if config.load_format == "dummy" else None
     model = load_model(folder, device=device, dtype=dtype, codec_dtype=codec_dtype, max_positions=longest, dummy_seed=dummy)
-    check_memory(model_config, device, config.max_num_seqs * longest * cache_bytes_per_position(model_config, dtype))
     return InProcessSpeaker(Engine(model, config, longest), describe(model, longest, device, dtype, dummy is not None))
 
 
