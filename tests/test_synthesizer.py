@@ -27,7 +27,7 @@ class NotingSpeaker:
         if utterance.seed % 2 == 0:
             yield Outcome("failed", 0, 7, error=EmptyGeneration("nothing"))
             return
-        yield Chunk(str(utterance.seed).encode(), 1)
+        yield Chunk(str(utterance.seed).encode(), np.zeros((4, 1), np.int32))
         yield Outcome("stop", 1, 7)
 
     async def encode_reference(self, wave: Float32) -> Int32:

@@ -112,6 +112,7 @@ class Synthesizer:
             seed=secrets.randbits(63) if request.seed is None else request.seed,
             max_frames=max_frames,
             timeout_s=request.timeout_s,
+            streaming=request.streaming,
         )
         return Speech(
             self._speak(utterance), request_id=request.request_id, seed=utterance.seed, input_tokens=prompt.shape[1],

@@ -86,7 +86,7 @@ class TTS:
         reference: path or bytes of a clip to clone, with `reference_text`, what is said in it. Others: temperature, top_p,
         top_k, repetition_penalty, seed, max_new_tokens, timeout_s.
         """
-        speech = self._wait(self._synthesizer.start(self._request(text, **options)))
+        speech = self._wait(self._synthesizer.start(self._request(text, streaming=True, **options)))
         chunks: AsyncIterator[Any] = aiter(speech)
         try:
             while (chunk := self._wait(_next(chunks))) is not None:

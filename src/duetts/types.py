@@ -49,6 +49,7 @@ class SpeechRequest:
     seed: int | None = None
     max_new_tokens: int | None = None
     timeout_s: float | None = None
+    streaming: bool = False  # somebody listens while it is made
     request_id: str = ""
 
 
@@ -57,7 +58,8 @@ class Utterance:
     """What the engine is asked: ids and codes, no text.
 
     `prompt` is int32 [1 + codebooks, positions]: row 0 token ids, the others codes (0 at text positions).
-    `seed` is any 64-bit integer. `max_frames` bounds the output.
+    `seed` is any 64-bit integer. `max_frames` bounds the output. A `streaming` utterance has a listener whose playout must
+    not run dry; others fill the slack. Utterances of one `voice_key` begin with the same prompt: best served by one engine.
     """
 
     request_id: str
@@ -66,24 +68,34 @@ class Utterance:
     seed: int
     max_frames: int
     timeout_s: float | None = None
+    streaming: bool = False
+    voice_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of whole frames: mono signed 16-bit little-endian PCM at the codec rate."""
+    """A run of whole frames: mono signed 16-bit little-endian PCM at the codec rate, and their codes [codebooks, frames]."""
 
     pcm: bytes
-    num_frames: int
+    codes: Int32
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.codes.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds from submission: waiting, until the prompt was read, until the first chunk, until the end."""
+    """Seconds from submission: waiting, until the prompt was read, until the first chunk, until the end.
+
+    `worst_underrun_s` is the longest that a player, started with the first chunk, would have waited for a later one.
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     first_audio_s: float = 0.0
     total_s: float = 0.0
+    worst_underrun_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

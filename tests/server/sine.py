@@ -80,7 +80,7 @@ class SineService:
                 await asyncio.sleep(knobs.chunk_wait_s)
                 if knobs.error is not None and knobs.error_at == index:
                     raise knobs.error
-                yield Chunk(hum(seed, index), 1)
+                yield Chunk(hum(seed, index), np.zeros((10, 1), np.int32))
             ended = True
             error = knobs.error if isinstance(knobs.error, DuettsError) and knobs.error_at >= knobs.num_chunks else None
             timings = Timings(0.001, 0.002, 0.003, 0.004)

@@ -154,7 +154,7 @@ class CodecWorker:
                 stream.sequence.first_audio_at = now
             samples = len(part) * self._codec.config.frame_length
             if stream.sequence.finished in (None, "stop", "length"):
-                stream.sequence.channel.put(Chunk(to_pcm(wave[:samples]), len(part)))
+                stream.sequence.channel.put(Chunk(to_pcm(wave[:samples]), np.stack(part, axis=1)))
 
     @torch.inference_mode()
     def _run_codec(self, slots: list[int], parts: list[list[Int32]]) -> list[Tensor]:

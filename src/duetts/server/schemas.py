@@ -128,6 +128,7 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         seed=given.get("seed"),
         max_new_tokens=given.get("max_new_tokens"),
         timeout_s=given.get("timeout"),
+        streaming=streaming,
         request_id=request_id,
     )
     response_format = find_format(given.get("response_format", "wav")).name
