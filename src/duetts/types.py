@@ -59,7 +59,9 @@ class Utterance:
 
     `prompt` is int32 [1 + codebooks, positions]: row 0 token ids, the others codes (0 at text positions).
     `seed` is any 64-bit integer. `max_frames` bounds the output. A `streaming` utterance has a listener whose playout must
-    not run dry; others fill the slack. Utterances of one `voice_key` begin with the same prompt: best served by one engine.
+    not run dry; others fill the slack. Utterances of one `voice_key` begin with the same `shared_positions` of prompt: they
+    are best served by one engine, which then reads that part once. `max_repeats`: a speech that draws one semantic token so
+    many times in a row is stuck and ends there (0: never).
     """
 
     request_id: str
@@ -70,6 +72,8 @@ class Utterance:
     timeout_s: float | None = None
     streaming: bool = False
     voice_key: str = ""
+    shared_positions: int = 0
+    max_repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)
