@@ -47,7 +47,8 @@ class SpeechRequest:
     top_k: int | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = None  # frames of the whole request
+    chunk_length: int | None = None  # UTF-8 bytes of a piece of a long text
     timeout_s: float | None = None
     streaming: bool = False  # somebody listens while it is made
     request_id: str = ""
@@ -62,6 +63,10 @@ class Utterance:
     not run dry; others fill the slack. Utterances of one `voice_key` begin with the same `shared_positions` of prompt: they
     are best served by one engine, which then reads that part once. `max_repeats`: a speech that draws one semantic token so
     many times in a row is stuck and ends there (0: never).
+
+    `continues`: the utterance goes on with a request that has begun, so it is taken although the line is full or the engine
+    drains; a request has one utterance in an engine at a time, so their number has the bound of the requests. `lead_s`:
+    seconds of audio that its listener has in hand when it is submitted, because earlier utterances made them.
     """
 
     request_id: str
@@ -74,6 +79,8 @@ class Utterance:
     voice_key: str = ""
     shared_positions: int = 0
     max_repeats: int = 0
+    continues: bool = False
+    lead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +110,37 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A piece of a text, counted from 0, that was spoken in too few seconds for its text or was ended by its bound."""
+
+    index: int
+    why: Literal["too_short", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The pieces that a text was spoken in. `redone` had a second try, `suspect` are still not what they should be.
+
+    `spoken` is less than `total` only if the request ended early: failed, cancelled, or at its own `max_new_tokens`.
+    """
+
+    total: int = 1
+    spoken: int = 1
+    redone: tuple[int, ...] = ()
+    suspect: tuple[Suspect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an utterance ended. The last item of every stream; `error` is set unless the reason is stop or length."""
+    """How an utterance, or a whole request, ended. The last item of every stream; `error` is set unless the reason is stop
+    or length. An engine leaves `pieces` as it is: the text side tells it of a request."""
 
     reason: FinishReason
     num_frames: int
     input_tokens: int
     timings: Timings = field(default_factory=Timings)
     error: DuettsError | None = None
+    pieces: Pieces = Pieces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +190,14 @@ class Speech:
         seed: int,
         input_tokens: int,
         sample_rate: int,
+        num_pieces: int = 1,
     ) -> None:
         self._source = source
         self.request_id = request_id
         self.seed = seed
         self.input_tokens = input_tokens
         self.sample_rate = sample_rate
+        self.num_pieces = num_pieces
         self.outcome: Outcome | None = None
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
