@@ -1,6 +1,5 @@
 """The Python door: TTS on the tiny model, and duetts-mini's folder."""
 
-import io
 import json
 import wave
 from pathlib import Path
@@ -13,7 +12,7 @@ from duetts.config import ConfigError, EngineConfig, Limits
 from duetts.embedded import MINI, mini_folder
 from duetts.errors import InvalidRequest, ModelNotFound
 from duetts.model_config import read_model_config
-from duetts.tts import TTS, wav_file
+from duetts.tts import TTS
 
 from .inputs import REF_TEXT, clip
 
@@ -89,11 +88,6 @@ def test_closing_twice_is_harmless(tiny_folder: Path) -> None:
 def test_engine_settings_are_checked(values: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(values)).replace("_", "[ _]")):
         EngineConfig(**values)
-
-
-def test_wav_file_is_what_players_read() -> None:
-    with wave.open(io.BytesIO(wav_file(b"\x01\x00" * 7, 24000))) as file:
-        assert (file.getnframes(), file.getframerate()) == (7, 24000)
 
 
 def test_mini_is_written_once_with_its_real_dimensions() -> None:

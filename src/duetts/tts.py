@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from duetts.audio.encode import open_encoder
+from duetts.audio.encode import wav_file
 from duetts.checkpoint import find_model
 from duetts.config import EngineConfig, Limits
 from duetts.embedded import MODEL_ID, mini_folder
@@ -46,12 +46,6 @@ class Audio:
     def save(self, path: str | Path) -> None:
         """Writes a WAV file."""
         Path(path).write_bytes(wav_file(self.pcm, self.sample_rate))
-
-
-def wav_file(pcm: bytes, sample_rate: int) -> bytes:
-    """A complete WAV file of mono 16-bit PCM."""
-    encoder = open_encoder("wav", sample_rate, num_samples=len(pcm) // 2)
-    return encoder.write(pcm) + encoder.finish()
 
 
 def resolve_model(model: str | Path | None, revision: str | None = None) -> Path:

@@ -191,6 +191,7 @@ class Speech:
         input_tokens: int,
         sample_rate: int,
         num_pieces: int = 1,
+        input_audio_tokens: int = 0,
     ) -> None:
         self._source = source
         self.request_id = request_id
@@ -198,6 +199,7 @@ class Speech:
         self.input_tokens = input_tokens
         self.sample_rate = sample_rate
         self.num_pieces = num_pieces
+        self.input_audio_tokens = input_audio_tokens  # of `input_tokens`, those that hold frames of a reference
         self.outcome: Outcome | None = None
 
     def __aiter__(self) -> AsyncIterator[Chunk]:

@@ -16,7 +16,7 @@ def test_models(door: Door) -> None:
     assert [model["id"] for model in listed["data"]] == [NATIVE, "second"]
     one = door.http.get(f"/v1/models/{NATIVE}").json()
     assert one == listed["data"][0]
-    assert one["formats"] == ["wav", "pcm"]
+    assert one["formats"] == ["wav", "pcm", "mp3", "opus", "flac", "aac"]
     assert (one["root"], one["owned_by"], one["sample_rate"], one["max_input_chars"]) == (NATIVE, "duetts", 44100, 32768)
     assert listed["data"][1]["root"] == NATIVE
     error_of(door.http.get("/v1/models/no/such"), 404, "model_not_found", "model")

@@ -11,8 +11,8 @@ from tests.inputs import INPUTS, REF_TEXT, clip
 from tests.server.conftest import Door
 
 ROWS = [json.loads(line) for line in (INPUTS / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
-# Refused by name until the feature comes: aliases of OpenAI models, speed, and events.
-NOT_YET = {"openai_defaults": 404, "speed_2": 400, "stream_sse": 400}
+# Refused by name until the feature comes: aliases of OpenAI models.
+NOT_YET = {"openai_defaults": 404}
 
 
 def filled(value: Any) -> Any:

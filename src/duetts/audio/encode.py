@@ -3,92 +3,126 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from fractions import Fraction
+from typing import Any, Protocol
 
-from duetts.errors import InvalidRequest
+import av
+import numpy as np
 
-FORMAT_NAMES = ("wav", "pcm", "mp3", "opus", "flac", "aac")
-SAMPLE_BYTES = 2
+from duetts.audio.filters import one_cpu
+from duetts.audio.formats import SAMPLE_BYTES, AudioFormat, choose_bitrate, find_format
+
 UNKNOWN_SIZE = 0xFFFFFFFF  # in a WAV header: up to the end of the stream
-
-
-@dataclass(frozen=True, slots=True)
-class AudioFormat:
-    """A format that can be written now. `content_type` may hold a `{rate}` in Hz to fill in."""
-
-    name: str
-    extension: str
-    content_type: str
+WAV_HEADER_BYTES = 44
 
 
 class Encoder(Protocol):
-    """Turns PCM into a file's or a stream's bytes. Every byte string that is not empty can be sent at once."""
+    """Turns PCM into the bytes of one stream. Every byte string that is not empty can be sent, and decoded, at once."""
 
     def write(self, pcm: bytes) -> bytes:
-        """Encodes signed 16-bit little-endian mono PCM; a header comes with the first call."""
+        """Encodes signed 16-bit little-endian mono PCM; a header comes with the first bytes of audio."""
         ...
 
     def finish(self) -> bytes:
-        """What is left at the end. No call may follow."""
+        """What is left at the end. Only `close` may follow."""
         ...
 
-
-class WavEncoder:
-    """RIFF with a 44-byte header. Without `num_samples` both sizes are 0xFFFFFFFF, as in a stream."""
-
-    def __init__(self, rate: int, num_samples: int | None) -> None:
-        self._header = wav_header(rate, None if num_samples is None else num_samples * SAMPLE_BYTES)
-
-    def write(self, pcm: bytes) -> bytes:
-        header, self._header = self._header, b""
-        return header + pcm
-
-    def finish(self) -> bytes:
-        return self.write(b"")
+    def close(self) -> None:
+        """Frees what an encoder holds. May be called twice, and without `finish`; never during another call."""
+        ...
 
 
 class PcmEncoder:
-    """The samples as they are."""
+    """The samples as they are, after a header that may be empty."""
 
-    def __init__(self, rate: int, num_samples: int | None) -> None:
-        pass
+    def __init__(self, header: bytes = b"") -> None:
+        self._header = header
 
     def write(self, pcm: bytes) -> bytes:
-        return pcm
+        return self.finish() + pcm if pcm else b""
 
     def finish(self) -> bytes:
-        return b""
+        header, self._header = self._header, b""
+        return header
+
+    def close(self) -> None:
+        pass
 
 
-_ENCODERS: dict[str, tuple[AudioFormat, Callable[[int, int | None], Encoder]]] = {
-    "wav": (AudioFormat("wav", "wav", "audio/wav"), WavEncoder),
-    "pcm": (AudioFormat("pcm", "pcm", "audio/pcm; rate={rate}; channels=1"), PcmEncoder),
-}
+class ContainerEncoder:
+    """A codec of FFmpeg in its container, in memory. Opened by the first samples, since that takes milliseconds."""
 
+    def __init__(self, chosen: AudioFormat, rate: int, bitrate: int | None) -> None:
+        self._format, self._rate, self._bitrate = chosen, rate, bitrate
+        self._sink = _Sink()
+        self._container: Any = None
+        self._stream: Any = None
+        self._position = 0  # in samples
 
-def available_formats() -> tuple[str, ...]:
-    """Names of the formats that can be written now."""
-    return tuple(_ENCODERS)
+    def write(self, pcm: bytes) -> bytes:
+        if not pcm:
+            return b""
+        if self._container is not None:
+            return self._encode(self._frame(pcm))
+        self._open()
+        with one_cpu():  # the first frame makes a filter graph
+            return self._encode(self._frame(pcm))
 
+    def finish(self) -> bytes:
+        if self._container is None:
+            return b""
+        data = self._encode(None)
+        self.close()
+        return data + self._sink.take()
 
-def find_format(name: str) -> AudioFormat:
-    """The format of that name. Raises `InvalidRequest` for an unknown name, or a known one that cannot be written yet."""
-    if name in _ENCODERS:
-        return _ENCODERS[name][0]
-    if name in FORMAT_NAMES:
-        raise InvalidRequest(
-            f"response_format {name} has no encoder here yet; these work now: {', '.join(_ENCODERS)}",
-            field="response_format", code="format_unavailable",
+    def close(self) -> None:
+        """Frees at once what otherwise waits for the garbage collector, up to 7 MB."""
+        if self._container is not None:
+            self._container.close()
+
+    def _open(self) -> None:
+        self._container = av.open(
+            self._sink, "w", format=self._format.container, options=dict(self._format.container_options)
         )  # fmt: skip
-    raise InvalidRequest(f"response_format {name[:64]!r} is not one of {', '.join(FORMAT_NAMES)}", field="response_format")
+        codec_options = dict(self._format.codec_options)
+        self._stream = self._container.add_stream(self._format.codec, rate=self._rate, layout="mono", options=codec_options)
+        if self._bitrate is not None:
+            self._stream.bit_rate = 1000 * self._bitrate
+
+    def _frame(self, pcm: bytes) -> Any:
+        frame = av.AudioFrame.from_ndarray(np.frombuffer(pcm, "<i2")[None], format="s16", layout="mono")
+        frame.sample_rate = self._rate
+        frame.time_base = Fraction(1, self._rate)
+        frame.pts = self._position
+        self._position += frame.samples
+        return frame
+
+    def _encode(self, frame: Any) -> bytes:
+        self._container.mux(self._stream.encode(frame))
+        return self._sink.take()
 
 
-def open_encoder(name: str, rate: int, *, num_samples: int | None = None) -> Encoder:
-    """A new encoder of one output at `rate` Hz. With `num_samples`, known in advance, sizes in its header are exact."""
-    find_format(name)
-    return _ENCODERS[name][1](rate, num_samples)
+class _Sink:
+    """The file that FFmpeg writes to: bytes since they were last taken. It cannot seek."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._data += data
+        return len(data)
+
+    def take(self) -> bytes:
+        data, self._data = bytes(self._data), bytearray()
+        return data
+
+
+def open_encoder(name: str, rate: int, bitrate: int | None = None) -> Encoder:
+    """A new encoder of one output at `rate` Hz. `bitrate` is kbit/s."""
+    chosen = find_format(name)
+    if chosen.codec:
+        return ContainerEncoder(chosen, rate, choose_bitrate(chosen, rate, bitrate))
+    return PcmEncoder(wav_header(rate, None) if name == "wav" else b"")
 
 
 def wav_header(rate: int, num_bytes: int | None) -> bytes:
@@ -97,3 +131,13 @@ def wav_header(rate: int, num_bytes: int | None) -> bytes:
     riff_size, data_size = (UNKNOWN_SIZE, UNKNOWN_SIZE) if unknown else ((num_bytes or 0) + 36, num_bytes)
     fields = (b"WAVE", b"fmt ", 16, 1, 1, rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES, b"data", data_size)
     return b"RIFF" + struct.pack("<I4s4sIHHIIHH4sI", riff_size, *fields)
+
+
+def wav_file(pcm: bytes, rate: int) -> bytes:
+    """A complete WAV file of mono 16-bit PCM."""
+    return wav_header(rate, len(pcm)) + pcm
+
+
+def with_exact_sizes(name: str, rate: int, stream: bytes) -> bytes:
+    """A whole stream as a file. Only the header of a WAV differs: it states the sizes."""
+    return wav_file(stream[WAV_HEADER_BYTES:], rate) if name == "wav" else stream

@@ -64,13 +64,15 @@ class Entrance:
         request_id = client_id if CLIENT_ID.fullmatch(client_id) else speech_id
         scope["path"] = scope["path"].rstrip("/") or "/"
         scope["state"] = {**scope.get("state", {}), "speech_id": speech_id, "request_id": request_id}
-        started = False
+        started = ended = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            else:
+                ended = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -79,6 +81,8 @@ class Entrance:
             log.info("%s: the client left", speech_id)
         except Exception as error:
             _log_failure(speech_id, error)
+            if ended:  # the body itself has told of it
+                return
             if started:
                 # The server then closes the connection without the end of the body: nothing cut short looks complete.
                 raise RuntimeError(f"{speech_id}: the answer was broken off") from None

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse
 
-from duetts.audio.encode import available_formats
+from duetts.audio.formats import available_formats
 from duetts.config import ServerConfig
 from duetts.server.schemas import check_model
 from duetts.types import SpeechService

@@ -6,12 +6,17 @@ hold for every door.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
-from duetts.audio.encode import FORMAT_NAMES, find_format
+from duetts.audio.formats import ANY_RATES, FORMAT_NAMES, FORMATS
+from duetts.audio.loudness import HIGHEST_VOLUME_DB, LOWEST_VOLUME_DB
+from duetts.audio.output import Output, check_range, plan_output
+from duetts.audio.tempo import HIGHEST_SPEED, LOWEST_SPEED
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest, UnknownModel
 from duetts.server.references import read_references
@@ -20,7 +25,11 @@ from duetts.types import SpeechRequest
 MAX_INSTRUCTIONS_CHARS = 4096
 MAX_IGNORED_NAMES = 16
 LARGEST_NUMBER = 2.0**64  # beyond every field's range; NaN and infinities are refused with it
-LOWEST_SPEED, HIGHEST_SPEED = 0.25, 4.0
+
+# Clients that name OpenAI's models expect OpenAI's defaults.
+OPENAI_MODELS = re.compile(r"tts-1(-hd)?|gpt-4o-mini-tts(-.+)?")
+OPENAI_FORMAT, NATIVE_FORMAT = "mp3", "wav"
+OPENAI_PCM_RATE = 24000  # Hz; frameworks take it for granted
 
 # What JSON calls each type, and how its values are told. A boolean is no number; `file` is a part of a form.
 TYPES: dict[str, Callable[[Any], bool]] = {
@@ -55,11 +64,26 @@ FIELDS: dict[str, WireField] = {
     "speaker": WireField(("string", "object"), "Another name of voice."),
     "reference_id": WireField(("string",), "A registered voice.", only=()),
     "instructions": WireField(("string",), "Accepted without effect: the model has no such channel.", hint=True),
-    "response_format": WireField(("string",), f"One of {', '.join(FORMAT_NAMES)}. Default: wav."),
-    "sample_rate": WireField(("integer",), "Hz. Only the model's own rate so far."),
-    "speed": WireField(("number",), "Only 1.0 so far."),
-    "stream": WireField(("boolean",), "Events are not served yet; with stream_format audio it has no further effect."),
-    "stream_format": WireField(("string",), '"audio": a chunked body, sent while it is made.'),
+    "response_format": WireField(
+        ("string",), f"One of {', '.join(FORMAT_NAMES)}. Default: {NATIVE_FORMAT}; {OPENAI_FORMAT} for OpenAI's model names."
+    ),
+    "sample_rate": WireField(
+        ("integer",),
+        f"Hz, {ANY_RATES[0]}..{ANY_RATES[-1]}; which, depends on the format. Default: the model's own, or the "
+        f"nearest above it that the format has; {OPENAI_PCM_RATE} for pcm under OpenAI's model names.",
+    ),
+    "bitrate": WireField(
+        ("integer",),
+        "kbit/s: "
+        + "; ".join(f"{name} {', '.join(map(str, sorted(f.bitrates)))}" for name, f in FORMATS.items() if f.bitrates)
+        + ".",
+    ),
+    "speed": WireField(("number",), f"{LOWEST_SPEED:g}..{HIGHEST_SPEED:g} times as fast, at the same pitch."),
+    "volume": WireField(("number",), f"{LOWEST_VOLUME_DB:g}..{HIGHEST_VOLUME_DB:g} dB; peaks are limited."),
+    "volume_multiplier": WireField(("number",), "0.1..10: volume by another way."),
+    "normalize_loudness": WireField(("boolean",), "Bring the speech to -18 LUFS; looks 0.4 s ahead."),
+    "stream": WireField(("boolean",), "true: as stream_format sse, if that is not given."),
+    "stream_format": WireField(("string",), '"audio": a chunked body, sent while it is made. "sse": the same as events.'),
     "ref_audio": WireField(("string", "array", "file"), "Clips of the voice to clone: data address, base64, or a form's file."),
     "ref_text": WireField(("string", "array"), "What is said in ref_audio, one transcript a clip."),
     "references": WireField(("array",), "Clips and transcripts: a list of {audio, text}."),
@@ -83,12 +107,11 @@ FIELDS: dict[str, WireField] = {
     "token_count": _other_models(),
     "duration_tokens": _other_models(),
     "word_timestamps": WireField(("boolean",), "Not supported.", only=(False,)),
-    "volume": WireField(("number",), "dB. Not supported yet.", only=(0,)),
-    "volume_multiplier": WireField(("number",), "Not supported yet.", only=(1,)),
-    "normalize_loudness": WireField(("boolean",), "Not supported yet.", only=(False,)),
     "normalize": WireField(("boolean",), "Not supported yet.", only=(False,)),
     "pronunciation": WireField(("object",), "Not supported yet.", only=({},)),
 }
+
+Delivery = Literal["complete", "audio", "sse"]
 
 EXTRA_PARAMS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
@@ -99,8 +122,8 @@ class SpeechOrder:
 
     request: SpeechRequest
     model: str
-    response_format: str
-    streaming: bool
+    output: Output
+    delivery: Delivery
     ignored: tuple[str, ...]
 
 
@@ -114,10 +137,11 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
     given = {name: value for name, value in body.items() if value is not None}
     _check_types({name: value for name, value in given.items() if name in FIELDS})
     given.update(_read_extra_params(given))
-    _refuse_missing_features(given, sample_rate)
+    _refuse_missing_features(given)
+    output = read_output(given, sample_rate)
+    delivery = _read_delivery(given)
     model = check_model(given.get("model", config.served_model_names[0]), config)
     _check_voice(given)
-    streaming = _read_streaming(given)
     request = SpeechRequest(
         text=_read_input(given),
         references=read_references(given, config.limits.reference_bytes),
@@ -128,11 +152,10 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         seed=given.get("seed"),
         max_new_tokens=given.get("max_new_tokens"),
         timeout_s=given.get("timeout"),
-        streaming=streaming,
+        streaming=delivery != "complete",
         request_id=request_id,
     )
-    response_format = find_format(given.get("response_format", "wav")).name
-    return SpeechOrder(request, model, response_format, streaming, _ignored(given))
+    return SpeechOrder(request, model, output, delivery, _ignored(given))
 
 
 def _check_types(given: dict[str, Any]) -> None:
@@ -164,23 +187,11 @@ def _read_extra_params(given: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def _refuse_missing_features(given: dict[str, Any], sample_rate: int) -> None:
+def _refuse_missing_features(given: dict[str, Any]) -> None:
     for name, value in given.items():
         only = FIELDS[name].only if name in FIELDS else None
         if only is not None and value not in only:
             raise InvalidRequest(f"{name} is not supported by this model or server", field=name, code="unsupported_field")
-    speed = given.get("speed", 1.0)
-    if not LOWEST_SPEED <= speed <= HIGHEST_SPEED:
-        raise InvalidRequest(
-            f"speed is {speed}; it must be between {LOWEST_SPEED} and {HIGHEST_SPEED}", field="speed", code="out_of_range"
-        )
-    if speed != 1.0:
-        raise InvalidRequest("speed other than 1.0 is not supported yet", field="speed", code="unsupported_field")
-    if given.get("sample_rate", sample_rate) != sample_rate:
-        raise InvalidRequest(
-            f"sample_rate other than the model's own {sample_rate} Hz is not supported yet", field="sample_rate",
-            code="unsupported_sample_rate",
-        )  # fmt: skip
     if len(given.get("instructions", "")) > MAX_INSTRUCTIONS_CHARS:
         raise InvalidRequest(
             f"instructions has {len(given['instructions'])} characters; at most {MAX_INSTRUCTIONS_CHARS} are allowed",
@@ -217,17 +228,39 @@ def _check_voice(given: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _read_streaming(given: dict[str, Any]) -> bool:
+def read_output(given: dict[str, Any], native_rate: int) -> Output:
+    """The output that fields of the right types ask for, of speech at `native_rate` Hz."""
+    openai = OPENAI_MODELS.fullmatch(given.get("model", "")) is not None
+    response_format = given.get("response_format", OPENAI_FORMAT if openai else NATIVE_FORMAT)
+    return plan_output(
+        native_rate,
+        response_format=response_format,
+        sample_rate=given.get("sample_rate", OPENAI_PCM_RATE if openai and response_format == "pcm" else None),
+        bitrate=given.get("bitrate"),
+        speed=given.get("speed", 1.0),
+        volume=_read_volume(given),
+        normalize_loudness=given.get("normalize_loudness", False),
+    )
+
+
+def _read_volume(given: dict[str, Any]) -> float:
+    """dB, from either of the fields."""
+    if "volume_multiplier" not in given:
+        return float(given.get("volume", 0.0))
+    if "volume" in given:
+        raise InvalidRequest("volume_multiplier is volume by another way; send one of them", field="volume_multiplier")
+    factor = given["volume_multiplier"]
+    check_range("volume_multiplier", factor, 10 ** (LOWEST_VOLUME_DB / 20), 10 ** (HIGHEST_VOLUME_DB / 20))
+    return 20 * math.log10(factor)
+
+
+def _read_delivery(given: dict[str, Any]) -> Delivery:
     stream_format = given.get("stream_format")
     if stream_format not in (None, "audio", "sse"):
         raise InvalidRequest(f"stream_format {stream_format[:64]!r} is not one of audio, sse", field="stream_format")
-    if stream_format == "sse" or (given.get("stream") and stream_format is None):
-        field = "stream_format" if stream_format else "stream"
-        raise InvalidRequest(
-            f"{field} asks for events, which are not served yet; stream_format audio streams the bytes themselves",
-            field=field, code="unsupported_field",
-        )  # fmt: skip
-    return stream_format == "audio"
+    if stream_format is None:
+        return "sse" if given.get("stream") else "complete"
+    return "audio" if stream_format == "audio" else "sse"
 
 
 def _ignored(given: dict[str, Any]) -> tuple[str, ...]:

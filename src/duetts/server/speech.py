@@ -1,7 +1,8 @@
 """POST /v1/audio/speech: one request from its body to its last byte. Knows no engine, only a `SpeechService`.
 
-The status line waits for the first chunk of audio, so everything that goes wrong before it is a real status. A failure after
-it breaks the connection off, so that nothing cut short looks complete. A client that leaves ends the engine's work at once.
+The status line waits for the first bytes of audio, so everything that goes wrong before them is a real status. A failure after
+them breaks the connection off, or is an event, so that nothing cut short looks complete. A client that leaves ends the engine's
+work at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -19,10 +20,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from duetts.audio.encode import SAMPLE_BYTES, find_format, open_encoder
+from duetts.audio.encode import with_exact_sizes
+from duetts.audio.formats import FORMATS, SAMPLE_BYTES
+from duetts.audio.output import OutputStream
 from duetts.config import ServerConfig
 from duetts.errors import EmptyGeneration
 from duetts.server.body import FORM, JSON, read_body
+from duetts.server.events import CONTENT_TYPE, EventStream
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
 from duetts.types import Chunk, Outcome, Speech, SpeechService
 
@@ -35,7 +39,8 @@ def speech_router(service: SpeechService, config: ServerConfig) -> APIRouter:
     router = APIRouter()
     schema = {"schema": speech_schema()}
     body = {"required": True, "content": {JSON: schema, FORM: schema}}
-    audio: dict[int | str, dict[str, Any]] = {200: {"content": {"audio/wav": {}, "audio/pcm": {}}, "description": "Speech."}}
+    types = [chosen.content_type.split(";")[0] for chosen in FORMATS.values()] + [CONTENT_TYPE.split(";")[0]]
+    audio: dict[int | str, dict[str, Any]] = {200: {"content": {name: {} for name in types}, "description": "Speech."}}
 
     @router.post("/v1/audio/speech", response_class=Response, responses=audio, openapi_extra={"requestBody": body})
     async def speak(request: Request) -> Response:
@@ -84,14 +89,20 @@ async def _answer(service: SpeechService, order: SpeechOrder, client: Client) ->
         closing.callback(client.close)
         speech = await client.unless_left(service.start(order.request))
         closing.push_async_callback(speech.aclose)
-        first = await client.unless_left(_next_chunk(speech))
-        if first is None:
-            raise EmptyGeneration("the speech ended without audio")
-        chunks = _chunks(speech, first, client)
-        if not order.streaming:
-            return await _complete(order, speech, chunks)
-        first_audio_ms = 1000 * (time.perf_counter() - started_s)
-        return AudioStream(order, speech, chunks, closing.pop_all(), first_audio_ms)
+        output = OutputStream(order.output, speech.sample_rate)
+        closing.callback(output.close)
+        audio = _audio(speech, output, client)
+        closing.push_async_callback(audio.aclose)
+        first = await anext(audio)
+        if order.delivery == "complete":
+            return await _complete(order, speech, output, first, audio)
+        timing = {"Server-Timing": f"ttfa;dur={1000 * (time.perf_counter() - started_s):.1f}", "X-Accel-Buffering": "no"}
+        headers = _common_headers(order, speech) | timing
+        rest = _after(first, audio)
+        if order.delivery == "audio":
+            return AudioStream(headers, rest, closing.pop_all(), lambda: _ended(speech))
+        shared = {"format": order.output.format, "sample_rate": order.output.sample_rate}
+        return EventStream(headers, rest, closing.pop_all(), shared, lambda: _done(speech, output))
 
 
 async def _next_chunk(speech: Speech) -> Chunk | None:
@@ -99,45 +110,59 @@ async def _next_chunk(speech: Speech) -> Chunk | None:
     return await anext(aiter(speech), None)
 
 
-async def _chunks(speech: Speech, first: Chunk, client: Client) -> AsyncIterator[Chunk]:
-    chunk: Chunk | None = first
-    while chunk is not None:
-        yield chunk
-        chunk = await client.unless_left(_next_chunk(speech))
+async def _audio(speech: Speech, output: OutputStream, client: Client) -> AsyncGenerator[bytes, None]:
+    """The bytes of the answer, a piece for each chunk that gave any, none of them empty. There is at least one."""
+    while (chunk := await client.unless_left(_next_chunk(speech))) is not None:
+        if data := await _encoded(output, output.write, chunk.pcm):
+            yield data
+    last = await _encoded(output, output.finish)
+    if not output.num_samples:
+        raise EmptyGeneration("the speech ended without audio")
+    if last:
+        yield last
 
 
-async def _complete(order: SpeechOrder, speech: Speech, chunks: AsyncIterator[Chunk]) -> Response:
-    pcm = b"".join([chunk.pcm async for chunk in chunks])
-    num_samples = len(pcm) // SAMPLE_BYTES
-    encoder = open_encoder(order.response_format, speech.sample_rate, num_samples=num_samples)
-    headers = _common_headers(order, speech) | _outcome_headers(_ended(speech), num_samples / speech.sample_rate)
-    return Response(encoder.write(pcm) + encoder.finish(), 200, headers)
+async def _encoded(output: OutputStream, call: Callable[..., bytes], *pcm: bytes) -> bytes:
+    """What a call of the output gives, from another thread if it takes long: 16 frames of MP3 are 11 ms."""
+    return call(*pcm) if output.plain else await asyncio.to_thread(call, *pcm)
+
+
+async def _after(first: bytes, audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for data in audio:
+        yield data
+
+
+async def _complete(
+    order: SpeechOrder, speech: Speech, output: OutputStream, first: bytes, audio: AsyncGenerator[bytes, None]
+) -> Response:
+    stream = b"".join([first, *[data async for data in audio]])
+    body = with_exact_sizes(order.output.format, order.output.sample_rate, stream)
+    headers = _common_headers(order, speech) | _outcome_headers(_ended(speech), output.duration_s)
+    return Response(body, 200, headers)
 
 
 class AudioStream(Response):
-    """A chunked body, one write a chunk. The terminating chunk is only sent when the speech ended well."""
+    """A chunked body, one write a piece. The terminating chunk is only sent when the speech ended well."""
 
     def __init__(
         self,
-        order: SpeechOrder,
-        speech: Speech,
-        chunks: AsyncIterator[Chunk],
+        headers: dict[str, str],
+        audio: AsyncGenerator[bytes, None],
         closing: AsyncExitStack,
-        first_audio_ms: float,
+        ended: Callable[[], Outcome],
     ) -> None:
-        timing = {"Server-Timing": f"ttfa;dur={first_audio_ms:.1f}", "X-Accel-Buffering": "no"}
-        super().__init__(None, 200, _common_headers(order, speech) | timing)
+        super().__init__(None, 200, headers)
         del self.headers["content-length"]
-        self._encoder = open_encoder(order.response_format, speech.sample_rate)
-        self._speech, self._chunks, self._closing = speech, chunks, closing
+        self._audio, self._closing, self._ended = audio, closing, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._closing:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": self._encoder.write(chunk.pcm), "more_body": True})
-            _ended(self._speech)
-            await send({"type": "http.response.body", "body": self._encoder.finish(), "more_body": False})
+            async for data in self._audio:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._ended()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _ended(speech: Speech) -> Outcome:
@@ -148,21 +173,36 @@ def _ended(speech: Speech) -> Outcome:
     return outcome
 
 
+def _done(speech: Speech, output: OutputStream) -> dict[str, Any]:
+    """The fields of the last event."""
+    outcome = _ended(speech)
+    audio_tokens = speech.input_audio_tokens
+    details = {"text_tokens": speech.input_tokens - audio_tokens, "audio_tokens": audio_tokens}
+    usage = {
+        "input_tokens": speech.input_tokens,
+        "output_tokens": outcome.num_frames,
+        "total_tokens": speech.input_tokens + outcome.num_frames,
+        "input_token_details": details,
+    }
+    return {"usage": usage, "finish_reason": outcome.reason, "duration": round(output.duration_s, 6)}
+
+
 def _common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
     """The headers of every audio answer."""
-    chosen = find_format(order.response_format)
+    chosen, rate = FORMATS[order.output.format], order.output.sample_rate
     headers = {
-        "Content-Type": chosen.content_type.format(rate=speech.sample_rate),
-        "Content-Disposition": f'inline; filename="speech.{chosen.extension}"',
+        "Content-Type": chosen.content_type.format(rate=rate),
+        "Content-Disposition": f'inline; filename="speech.{chosen.name}"',
         "Cache-Control": "no-store",
         "X-Speech-Id": speech.request_id,
-        "X-Sample-Rate": str(speech.sample_rate),
+        "X-Sample-Rate": str(rate),
         "X-Channels": "1",
-        "X-Bit-Depth": str(8 * SAMPLE_BYTES),
         "X-Model": quote(order.model, safe="/:@+"),
         "X-Seed": str(speech.seed),
         "X-Input-Tokens": str(speech.input_tokens),
     }
+    if not chosen.codec:
+        headers["X-Bit-Depth"] = str(8 * SAMPLE_BYTES)
     if order.ignored:
         headers["X-Ignored-Fields"] = ", ".join(order.ignored)
     return headers

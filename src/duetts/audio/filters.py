@@ -1,0 +1,70 @@
+"""FFmpeg's audio filters over float samples, piece by piece. Knows no formats."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import av
+import numpy as np
+
+from duetts.types import Float32
+
+
+class Filters:
+    """Filters in a row, each a name and its arguments, over mono float32 samples at `rate` Hz."""
+
+    def __init__(self, rate: int, *filters: tuple[str, str]) -> None:
+        self._rate = rate
+        self._position = 0  # in samples
+        with one_cpu():
+            self._graph = av.filter.Graph()
+            source = self._graph.add_abuffer(
+                format="flt", sample_rate=rate, layout="mono", time_base=Fraction(1, rate)
+            )  # fmt: skip
+            middle = [self._graph.add(name, arguments) for name, arguments in filters]
+            floats = self._graph.add("aformat", "sample_fmts=flt")
+            self._graph.link_nodes(source, *middle, floats, self._graph.add("abuffersink")).configure()
+
+    def write(self, samples: Float32) -> Float32:
+        """What comes out after these samples [n] went in."""
+        if not len(samples):
+            return samples
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples[None], np.float32), format="flt", layout="mono")
+        frame.sample_rate = self._rate
+        frame.time_base = Fraction(1, self._rate)
+        frame.pts = self._position
+        self._position += len(samples)
+        self._graph.push(frame)
+        return self._pull()
+
+    def finish(self) -> Float32:
+        """What is left at the end."""
+        self._graph.push(None)
+        return self._pull()
+
+    def _pull(self) -> Float32:
+        blocks = [np.zeros(0, np.float32)]
+        try:
+            while True:
+                blocks.append(self._graph.pull().to_ndarray()[0])
+        except (av.BlockingIOError, av.EOFError):
+            return np.concatenate(blocks)
+
+
+@contextmanager
+def one_cpu() -> Iterator[None]:
+    """Shows the calling thread a single CPU while FFmpeg opens a filter graph.
+
+    A graph starts an idle thread per CPU that it sees, 15 of them on a large machine, and keeps them; mono audio needs none.
+    PyAV has such a graph in every audio encoder, out of reach until its version 19.1.
+    """
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {random.choice(tuple(allowed))})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
