@@ -6,6 +6,7 @@ This room knows no torch, no HTTP and no model dimensions (those are in `model_c
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,10 @@ def _at_least(minimum: float, **values: float) -> None:
 class EngineConfig:
     """How one engine runs. `dtype` "auto" is the checkpoint's on a GPU and float32 on a CPU.
 
-    `max_model_len` bounds prompt and output together, in positions; None is the model's own, at most 8192.
+    `max_model_len` bounds prompt and output together, in positions; None is the model's own, at most 8192. `kv_positions` is
+    how many positions the KV cache has for all sequences together; None is room for `max_num_seqs` of ordinary length.
+    A listener's first chunk has `first_chunk` frames, no chunk more than `largest_chunk`. `prefill_block` positions of prompts
+    are read between two frames; None is 128 on a CPU and 512 on a GPU.
     On a CPU, where results are equal to the bit whoever else is served: `rows` sequences are always computed together,
     `codec_quantum` frames in one codec call, and each of the two parts uses `cpu_threads` threads.
     """
@@ -65,7 +69,10 @@ class EngineConfig:
     max_model_len: int | None = None
     rows: int = 4
     codec_quantum: int = 4
-    prefill_block: int = 128
+    prefill_block: int | None = None
+    kv_positions: int | None = None
+    first_chunk: int = 2
+    largest_chunk: int = 16
     cpu_threads: int = field(default_factory=lambda: max(1, (os.cpu_count() or 2) // 2))
     seed: int = 0
 
@@ -73,9 +80,52 @@ class EngineConfig:
         _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         _require(self.load_format in LOAD_FORMATS, f"load format {self.load_format!r} is not auto or dummy")
         _at_least(1, max_num_seqs=self.max_num_seqs, rows=self.rows, codec_quantum=self.codec_quantum)
-        _at_least(1, prefill_block=self.prefill_block, cpu_threads=self.cpu_threads)
+        _at_least(1, cpu_threads=self.cpu_threads, first_chunk=self.first_chunk, largest_chunk=self.largest_chunk)
         _at_least(0, max_queue=self.max_queue)
+        block = 16 if self.prefill_block is None else self.prefill_block
+        _require(block >= 16 and block % 16 == 0, f"prefill_block is {block}; it must be a multiple of 16")
         _at_least(2, max_model_len=2 if self.max_model_len is None else self.max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """How many engine processes there are, and how they are watched. Times are in seconds.
+
+    `listen` empty is a private unix socket for each engine; "tcp://host:port" takes that port and those after it, for networks
+    that are trusted: messages are neither secret nor safe from change there. An engine that is silent for `silence_s` gets
+    nothing new, after `stuck_s` it is killed. Restarts wait `restart_s`, doubling up to `restart_max_s`, from the start again
+    after `steady_s` of service. While no engine is up, `max_waiting` requests wait for up to `wait_s`.
+    """
+
+    engines: int = 1
+    listen: str = ""
+    heartbeat_s: float = 0.2
+    silence_s: float = 1.0
+    stuck_s: float = 5.0
+    start_limit_s: float = 600.0
+    restart_s: float = 0.5
+    restart_max_s: float = 30.0
+    steady_s: float = 30.0
+    wait_s: float = 10.0
+    max_waiting: int = 64
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _at_least(1, engines=self.engines)
+        _at_least(0.01, heartbeat_s=self.heartbeat_s, start_limit_s=self.start_limit_s, restart_s=self.restart_s)
+        _at_least(0, steady_s=self.steady_s, wait_s=self.wait_s, max_waiting=self.max_waiting, drain_s=self.drain_s)
+        _at_least(self.restart_s, restart_max_s=self.restart_max_s)
+        _at_least(2 * self.heartbeat_s, silence_s=self.silence_s)
+        _at_least(self.silence_s, stuck_s=self.stuck_s)
+        _require(
+            not self.listen or re.fullmatch(r"tcp://[^:/]+:[0-9]{1,5}", self.listen) is not None,
+            f"the engines' address {self.listen!r} is not tcp://host:port",
+        )
+
+    def address(self, index: int) -> str:
+        """The address of one engine when `listen` is set."""
+        host, port = self.listen.rsplit(":", 1)
+        return f"{host}:{int(port) + index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from duetts.checkpoint import read_configs
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.config import EngineConfig
-from duetts.engine.inprocess import DEFAULT_MODEL_LEN, choose_device, choose_dtype, plan_memory
+from duetts.engine.inprocess import DEFAULT_MODEL_LEN, cache_positions, choose_device, choose_dtype, plan_memory
 from duetts.errors import CheckpointError, ConfigError
 from duetts.model_config import CodecConfig, ModelConfig
 
@@ -93,7 +93,7 @@ def _memory(model_config: ModelConfig, codec_config: CodecConfig, config: Engine
         return
     length = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
     dtype = choose_dtype(config.dtype, device, model_config)
-    plan = plan_memory(model_config, codec_config, dtype, config.max_num_seqs * length)
+    plan = plan_memory(model_config, codec_config, dtype, cache_positions(config, length))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
     fits = plan.total <= free
     advice = "" if fits else "; it does not fit: lower max_num_seqs or max_model_len"

@@ -25,13 +25,13 @@ class Gate:
         self.calls = 0
         self.open = threading.Event()
         self.open.set()
-        self._decode = own._engine._codec._run_codec
-        monkeypatch.setattr(own._engine._codec, "_run_codec", self._held)
+        self._decode = own._engine._codec._vocoder.decode
+        monkeypatch.setattr(own._engine._codec._vocoder, "decode", self._held)
 
-    def _held(self, *arguments: Any) -> Any:
+    def _held(self, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
         self.open.wait(10)
-        return self._decode(*arguments)
+        return self._decode(*arguments, **options)
 
 
 def spoken(prompt: Int32, frames: int, **options: Any) -> Utterance:
@@ -105,7 +105,7 @@ async def test_a_failing_codec_and_a_leaving_caller_at_once_hold_nothing(
         assert isinstance(await anext(stream), Chunk)
         gate.open.clear()
 
-        def fail(*arguments: Any) -> Any:
+        def fail(*arguments: Any, **options: Any) -> Any:
             raise RuntimeError("device lost its mind")
 
         gate._decode = fail
@@ -124,10 +124,10 @@ async def test_a_fault_of_the_loop_fails_everybody_and_takes_nothing_more(
         running = [asyncio.ensure_future(collect(own, spoken(prompts[0], 900))) for _ in range(2)]
         await asyncio.sleep(0.1)
 
-        def broken() -> None:
+        def broken(now: float) -> None:
             raise AssertionError("slots leaked")
 
-        monkeypatch.setattr(own._engine._scheduler, "step_groups", broken)
+        monkeypatch.setattr(own._engine._scheduler, "choose_rows", broken)
         for _, outcome in await asyncio.wait_for(asyncio.gather(*running), 5):
             assert outcome.reason == "failed"
             assert isinstance(outcome.error, EngineFailure)
@@ -152,14 +152,14 @@ async def test_the_line_of_references_has_a_bound_and_an_end(tiny_folder: Path, 
     async with speaker(tiny_folder, max_num_seqs=1, max_queue=1) as own:
         wave = np.zeros(44100, np.float32)
         started, go = threading.Event(), threading.Event()
-        encode = own._engine._model.codec.encode
+        encode = own._engine._parts.encoder._encode_block
 
-        def held(samples: Any) -> Any:
+        def held(job: Any) -> Any:
             started.set()
             go.wait(10)
-            return encode(samples)
+            return encode(job)
 
-        monkeypatch.setattr(own._engine._model.codec, "encode", held)
+        monkeypatch.setattr(own._engine._parts.encoder, "_encode_block", held)
         first, second = (asyncio.ensure_future(own.encode_reference(wave)) for _ in range(2))
         await asyncio.to_thread(started.wait, 5)
         with pytest.raises(Overloaded):
@@ -173,7 +173,7 @@ async def test_the_line_of_references_has_a_bound_and_an_end(tiny_folder: Path, 
         with pytest.raises(NotReady):
             await own.encode_reference(wave)
         go.set()
-        assert (await first).shape == (4, 22)
-        with pytest.raises(Aborted):
-            await third
+        for waiting in (first, third):
+            with pytest.raises(Aborted):
+                await waiting
         await closing

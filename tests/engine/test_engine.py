@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 
 from duetts.checkpoint import load_model, read_configs
 from duetts.config import EngineConfig
-from duetts.engine.engine import Engine
-from duetts.engine.inprocess import InProcessSpeaker, check_memory, choose_device, describe, plan_memory
+from duetts.engine.inprocess import InProcessSpeaker, build_engine, check_memory, choose_device, describe, plan_memory
+from duetts.engine.pages import Block
+from duetts.engine.parts import UNSOUND
+from duetts.engine.sequence import Sequence
 from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotEnoughMemory, NotReady, Overloaded
 from duetts.json_fields import read_json
 from duetts.model_config import ModelConfig
@@ -37,7 +40,7 @@ def prompts(tiny_folder: Path) -> list[Int32]:
 async def speaker(folder: Path, **options: int) -> AsyncIterator[InProcessSpeaker]:
     config = EngineConfig(device="cpu", **{"max_num_seqs": 6, "max_queue": 64, "cpu_threads": 1, **options})
     model = load_model(folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32)
-    own = InProcessSpeaker(Engine(model, config, 1024), describe(model, 1024, CPU, torch.float32, False))
+    own = InProcessSpeaker(build_engine(model, config, 1024), describe(model, 1024, CPU, torch.float32, False))
     try:
         yield own
     finally:
@@ -149,44 +152,65 @@ async def test_a_deadline_ends_a_request_with_its_reason(endless_folder: Path, p
         await settled(own)
 
 
-@pytest.mark.parametrize("part", ["_runner", "_codec"])
-async def test_a_failed_step_costs_its_own_requests_only(
+@pytest.mark.parametrize("part", ["step", "landing", "prompt", "codec"])
+async def test_what_fails_inside_the_model_fails_alone(
     endless_folder: Path, prompts: list[Int32], part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with speaker(endless_folder, rows=1) as own:
-        healthy = Utterance("healthy", prompts[1], Sampling(), 3, 12)
-        expected, _ = await collect(own, healthy)
-        if part == "_runner":
-            step = own._engine._runner.step
-
-            def failing(group):
-                if group[0].utterance.request_id == "doomed" and group[0].num_frames == 4:
-                    raise RuntimeError("device lost its mind")
-                return step(group)
-
-            monkeypatch.setattr(own._engine._runner, "step", failing)
-        else:
-            decode = own._engine._codec._run_codec
-            doomed_calls = []
-
-            def failing_codec(slots, parts):
-                streams = own._engine._codec._streams.values()
-                names = {stream.sequence.utterance.request_id for stream in streams if stream.slot in slots}
-                if "doomed" in names:
-                    doomed_calls.append(slots)
-                    if len(doomed_calls) == 2:
-                        raise RuntimeError("device lost its mind")
-                return decode(slots, parts)
-
-            monkeypatch.setattr(own._engine._codec, "_run_codec", failing_codec)
-        doomed = Utterance("doomed", prompts[0], Sampling(), 4, 30)
-        (_, bad), (pcm, good) = await asyncio.gather(collect(own, doomed), collect(own, healthy))
+    """Four rows are computed together; the error strikes the call that one of them is in."""
+    async with speaker(endless_folder) as own:
+        healthy = [Utterance(f"healthy {i}", prompts[i], Sampling(), 3 + i, 24) for i in range(3)]
+        expected = [await collect(own, utterance) for utterance in healthy]
+        doomed = Utterance("doomed", prompts[0], Sampling(), 40, 30)
+        strike(own, part, monkeypatch)
+        (_, bad), *found = await asyncio.gather(*(collect(own, one) for one in [doomed, *healthy]))
         assert bad.reason == "failed"
         assert isinstance(bad.error, EngineFailure)
-        assert pcm == expected
-        assert good.error is None
+        assert [pcm for pcm, _ in found] == [pcm for pcm, _ in expected]
         await settled(own)
     assert "doomed" in caplog.text
+
+
+def strike(own: InProcessSpeaker, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes one kind of device work fail for the sequence "doomed"."""
+    engine = own._engine
+    device, vocoder = engine._device, engine._codec._vocoder
+    launch, read, decode = device.launch, device.read, vocoder.decode
+
+    def is_doomed(sequence: Sequence) -> bool:
+        return sequence.utterance.request_id == "doomed"
+
+    def failing_launch(rows: list[Sequence]) -> Any:
+        if any(is_doomed(sequence) and sequence.launched == 4 for sequence in rows):
+            raise RuntimeError("device lost its mind")
+        return launch(rows)
+
+    def unsound_launch(rows: list[Sequence]) -> Any:
+        columns = launch(rows)().copy()
+        for sequence, column in zip(rows, columns, strict=True):
+            if is_doomed(sequence) and sequence.launched == 4:
+                column[0] = UNSOUND
+        return lambda: columns
+
+    def failing_read(sequence: Sequence, block: Block) -> None:
+        if is_doomed(sequence):
+            raise RuntimeError("device lost its mind")
+        read(sequence, block)
+
+    def failing_decode(slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
+        streams = engine._codec._streams.values()
+        if any(is_doomed(stream.sequence) and stream.slot in slots and stream.last for stream in streams):
+            raise RuntimeError("device lost its mind")
+        return decode(slots, codes, keep=keep)
+
+    if part == "codec":
+        monkeypatch.setattr(vocoder, "decode", failing_decode)
+    else:
+        name, work = {
+            "step": ("launch", failing_launch),
+            "landing": ("launch", unsound_launch),
+            "prompt": ("read", failing_read),
+        }[part]
+        monkeypatch.setattr(device, name, work)
 
 
 async def test_closing_the_engine_ends_what_runs_and_takes_nothing_new(endless_folder: Path, prompts: list[Int32]) -> None:

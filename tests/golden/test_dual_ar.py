@@ -53,12 +53,12 @@ class Run:
     def read(self, prompt: Tensor) -> Tensor:
         """Positions [1 + codebooks, n] -> hidden states before the final norm [n, dim]."""
         count = prompt.shape[1]
-        rows = self.cache.rows([0], [self.position], count)
+        rows = self.cache.rows([[0]], [self.position], count)
         self.position += count
         return self.model.prefill(prompt[None], rows)[0]
 
     def step(self, column: Tensor, sampler: Sampler) -> Tensor:
-        rows = self.cache.rows([0], [self.position], 1)
+        rows = self.cache.rows([[0]], [self.position], 1)
         self.position += 1
         return self.model.next_frame(column[None], rows, self.frame_cache, sampler)[0]
 

@@ -27,14 +27,14 @@ def test_a_frame_of_few_rows_equals_one_row_at_a_time(slots: list[int]) -> None:
     columns[:, 0] = columns[:, 1] + config.semantic_start
 
     def next_frames(batch: list[int], row_by_row: bool) -> torch.Tensor:
-        cache = KVCache(config.slow, 6, 64, device=CPU, dtype=torch.float64, row_by_row=row_by_row)
+        cache = KVCache(config.slow, 12, 2, device=CPU, dtype=torch.float64, row_by_row=row_by_row)
         frame_cache = FrameCache(config.fast, 6, device=CPU, dtype=torch.float64)
         sampling = SamplingRows.of([Sampling()] * len(batch), batch, CPU)
         never = torch.full((len(batch), PENALTY_WINDOW), -1)
         frames = columns[batch]
         for frame in range(3):
             sampler = RowSampler(sampling, torch.full((len(batch),), frame), never, 4, config.num_semantic + 1)
-            frames = model.next_frame(frames, cache.rows(batch, [frame] * len(batch), 1), frame_cache, sampler)
+            frames = model.next_frame(frames, cache.rows([[slot, 11 - slot] for slot in batch], [frame] * len(batch), 1), frame_cache, sampler)
         return frames
 
     together = next_frames(slots, row_by_row=False)

@@ -75,7 +75,7 @@ def engine_logits(trainee: Trainee, document: Document) -> tuple[Tensor, Tensor]
     model, config = trainee.model, trainee.config
     cache = KVCache(config.slow, 1, 256, device=torch.device("cpu"), dtype=torch.float32, row_by_row=True)
     columns = torch.from_numpy(document.columns).long()[None]
-    hidden = [model.prefill(columns[:, :, i : i + 1], cache.rows([0], [i], 1))[:, 0] for i in range(len(document))]
+    hidden = [model.prefill(columns[:, :, i : i + 1], cache.rows([[0]], [i], 1))[:, 0] for i in range(len(document))]
     normed = model.slow.norm(torch.cat(hidden))
     return model.slow.choice_logits(normed), normed
 

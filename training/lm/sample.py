@@ -16,8 +16,11 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from duetts.config import EngineConfig
+from duetts.engine.pace import Pace
+from duetts.engine.pages import PagePool, pages_for
+from duetts.engine.playout import Playout
 from duetts.engine.runner import Runner
+from duetts.engine.scheduler import Room, Scheduler
 from duetts.engine.sequence import Sequence
 from duetts.models.dual_ar import DualAR
 from duetts.text.prompt import build_prompt
@@ -67,28 +70,31 @@ def tasks(lines: Lines, store: Store, count: int, clones: int) -> list[Task]:
 def speak(model: DualAR, utterances: list[Utterance]) -> list[tuple[Int32, bool]]:
     """Codes [books, frames] of each utterance, and whether it came to an end of its own. All at once."""
     longest = max(utterance.prompt.shape[1] + utterance.max_frames for utterance in utterances)
-    count = len(utterances)
-    runner = Runner(model, EngineConfig(max_num_seqs=count, rows=count), longest)
-    live = [Sequence(utterance, NoChannel(), slot=slot) for slot, utterance in enumerate(utterances)]  # type: ignore[arg-type]
-    columns: list[list[Int32]] = [[] for _ in live]
-    ended = [False] * count
-    for sequence in live:
-        while sequence.to_prefill:
-            runner.prefill(sequence)
-    while live:
-        for sequence, column in zip(list(live), runner.step(live), strict=True):
-            slot = sequence.slot or 0
+    count, pages = len(utterances), len(utterances) * pages_for(longest)
+    scheduler = Scheduler(Room(slots=count, rows=count, block=512, length=longest, frame_s=1.0), PagePool(pages), Pace())
+    runner = Runner(model, slots=count, rows=count, pages=pages, max_model_len=longest)
+    everybody = [
+        Sequence(utterance, NoChannel(), Playout(1.0), blocks=scheduler.prepare(utterance))  # type: ignore[arg-type]
+        for utterance in utterances
+    ]
+    for sequence in everybody:
+        scheduler.add(sequence)
+    ended: set[Sequence] = set()
+    while not scheduler.idle:
+        for sequence, block in scheduler.choose_blocks(0.0):
+            runner.read(sequence, block)
+            scheduler.has_read(sequence, block)
+        rows = scheduler.choose_rows(0.0)
+        for sequence, column in zip(rows, runner.launch(rows)() if rows else [], strict=True):
+            scheduler.has_launched(sequence, 0.0)
             if column[0] == model.config.end_id:
-                ended[slot] = True
-                live.remove(sequence)
-                continue
-            columns[slot].append(column[1:])
-            sequence.num_frames += 1
-            if sequence.num_frames == sequence.utterance.max_frames:
-                live.remove(sequence)
-    books = model.config.num_codebooks
-    empty = np.zeros((books, 0), np.int32)
-    return [(np.stack(part, axis=1) if part else empty, end) for part, end in zip(columns, ended, strict=True)]
+                ended.add(sequence)
+            else:
+                sequence.keep(column)
+            if sequence in ended or sequence.is_over:
+                scheduler.remove(sequence)
+    empty = np.zeros((model.config.num_codebooks, 0), np.int32)
+    return [(np.stack(sequence.frames, axis=1)[1:] if sequence.frames else empty, sequence in ended) for sequence in everybody]
 
 
 def load_model(folder: Path, device: torch.device) -> tuple[DualAR, Tokenizer]:

@@ -1,61 +1,88 @@
-"""Frames to PCM: a thread of its own that decodes the frames of many streams, each from where it left off.
+"""Frames to PCM: which streams are decoded next, and how many frames of each. Plain Python; tensors are the vocoder's.
 
-Every call decodes exactly `quantum` frames of a stream, the last ones padded and cut, whatever the listener is handed
-and whoever else is speaking: so a stream's bytes depend on its own codes only.
+It is driven one step at a time by the engine's loop, or by a thread of its own (`start`). Either way it tells each sequence's
+end once, when the last of its audio is out.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from duetts.engine.pace import Pace
+from duetts.engine.parts import Vocoder
+from duetts.engine.playout import COMFORT_S, ChunkPolicy
 from duetts.engine.sequence import Sequence
-from duetts.errors import EngineFailure
-from duetts.models.codec import Codec
 from duetts.types import Chunk, Int32
 
+MAX_STREAMS = 64  # decoded in one call
+LOOK_S = 0.02  # how often a listener's shrinking buffer is looked at while no frame comes
 
-@dataclass(slots=True)
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
 class _Stream:
     """Frames of one sequence that wait to be decoded."""
 
     sequence: Sequence
     frames: list[Int32] = field(default_factory=list)
     slot: int | None = None
+    last: int = 0  # frames of the chunk before
+    shown: int = 0  # frames at the head of `frames` that were handed over before their quantum was full
+    served: float = 0.0
     ended: bool = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self.frames) - self.shown
+
+    def drop(self) -> None:
+        self.frames.clear()
+        self.shown = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One stream's share of a call: codes [codebooks, frames], of which the first `start` frames were handed over before."""
+
+    sequence: Sequence
+    slot: int
+    codes: Int32
+    start: int
+    keep: bool
+    fresh: bool
 
 
 class CodecWorker:
-    """Owns the codec's decoder, its state slots and the thread that runs them, on which it calls `on_end` once a sequence."""
+    """Owns the vocoder, its slots and every stream between its first frame and its end. `on_end` is called once a sequence."""
 
-    def __init__(
-        self, codec: Codec, *, slots: int, quantum: int, threads: int | None, on_end: Callable[[Sequence], None]
-    ) -> None:  # fmt: skip
-        self._codec = codec
-        self._state = codec.new_state(slots)
-        self._free = list(range(slots))
-        self._num_slots = slots
-        self._quantum = quantum
-        self._threads = threads
+    def __init__(self, vocoder: Vocoder, policy: ChunkPolicy, pace: Pace, on_end: Callable[[Sequence], None]) -> None:
+        self._vocoder = vocoder
+        self._policy = policy
+        self._pace = pace
         self._on_end = on_end
-        self._device = self._state.position.device
-        self._together = self._device.type != "cpu"
+        self._free = list(range(vocoder.slots))
         self._streams: dict[Sequence, _Stream] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="duetts-codec", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self.made_s = 0.0  # seconds that a stream has to wait for its next frame, told by the loop
 
-    def push(self, sequence: Sequence, codes: Int32) -> None:
-        """Codes [codebooks] of the next frame of a sequence."""
+    def push(self, frames: Iterable[tuple[Sequence, Int32]]) -> None:
+        """Codes [codebooks] of the next frame of some sequences."""
         with self._changed:
-            self._streams.setdefault(sequence, _Stream(sequence)).frames.append(codes)
+            for sequence, codes in frames:
+                stream = self._streams.get(sequence)
+                if stream is None:
+                    stream = self._streams[sequence] = _Stream(sequence)
+                stream.frames.append(codes)
             self._changed.notify()
 
     def end(self, sequence: Sequence) -> None:
@@ -64,109 +91,166 @@ class CodecWorker:
             stream = self._streams.setdefault(sequence, _Stream(sequence))
             stream.ended = True
             if sequence.finished not in ("stop", "length"):
-                stream.frames.clear()
+                stream.drop()
             self._changed.notify()
 
     @property
     def idle(self) -> bool:
         with self._changed:
-            return not self._streams and len(self._free) == self._num_slots
+            return not self._streams and len(self._free) == self._vocoder.slots
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
 
     def sequences(self) -> list[Sequence]:
         """Those whose outcome is still to come and that have sent a frame or their end."""
         with self._changed:
             return list(self._streams)
 
+    # -- a thread of its own ---------------------------------------------------------------------------------------------
+
+    def start(self, prepare: Callable[[], None]) -> None:
+        """Steps on a new thread, which calls `prepare` first."""
+        self._thread = threading.Thread(target=self._run, args=(prepare,), name="duetts-codec", daemon=True)
+        self._thread.start()
+
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether somebody still steps: the own thread, if there is one."""
+        return self._thread is None or self._thread.is_alive()
 
     def close(self) -> None:
-        """Waits for what is still decoded, then stops the thread."""
+        """Waits for what is still decoded, then ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
-    # -- the thread --------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        while True:
-            with self._changed:
-                ended = self._take_ended()
-                batch = self._ready() if self._together else self._ready()[:1]
-                if not ended and not batch:
-                    if self._closed and not self._streams:
-                        return
-                    self._changed.wait()
-                    continue
-                parts = [self._take(stream) for stream in batch]
-            for sequence in ended:
+    def _run(self, prepare: Callable[[], None]) -> None:
+        try:
+            prepare()
+            while not (self._closed and not self._streams):
+                if not self.step():
+                    self._wait()
+        except Exception as error:  # a fault of the worker itself: nobody may wait for ever
+            log.error("the codec's thread ends", exc_info=error)
+            for sequence in self.sequences():
+                sequence.fail(error)
+                sequence.finished = sequence.finished or "failed"
                 self._on_end(sequence)
-            if batch:
-                self._decode(batch, parts)
 
-    def _take_ended(self) -> list[Sequence]:
-        """Drops frames that nobody waits for any more, then takes out the streams that have nothing left."""
+    def _wait(self) -> None:
+        with self._changed:
+            if not self._streams and not self._closed:
+                self._changed.wait()
+            elif not any(stream.ended for stream in self._streams.values()):
+                self._changed.wait(LOOK_S)
+
+    # -- one step --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Tells who has ended, and decodes once for those who need it most. False if there was nothing to do."""
         now = time.monotonic()
+        with self._changed:
+            ended = self._take_ended(now)
+            parts = self._choose(now)
+        for sequence in ended:
+            self._on_end(sequence)
+        if parts:
+            self._decode(parts)
+        return bool(ended or parts)
+
+    def _take_ended(self, now: float) -> list[Sequence]:
+        """Drops frames that nobody waits for any more, then takes out the streams that have nothing left."""
         for stream in self._streams.values():
             reason = stream.sequence.verdict(now)
             if reason is not None and stream.frames:
-                stream.frames.clear()
+                stream.drop()
                 if stream.ended:  # else the loop, which sees the same verdict, ends it
                     stream.sequence.finished = reason
-        done = [stream for stream in self._streams.values() if stream.ended and not stream.frames]
+        done = [stream for stream in self._streams.values() if stream.ended and not stream.waiting]
         for stream in done:
             del self._streams[stream.sequence]
             if stream.slot is not None:
                 self._free.append(stream.slot)
         return [stream.sequence for stream in done]
 
-    def _ready(self) -> list[_Stream]:
-        """Streams with a full quantum, or with a last partial one, and with a slot; those served longest ago first."""
-        ready = []
-        for stream in self._streams.values():
-            if len(stream.frames) >= self._quantum or (stream.ended and stream.frames):
-                if stream.slot is None and self._free:
-                    stream.slot = self._free.pop()
-                    self._state.reset(stream.slot)
-                if stream.slot is not None:
-                    ready.append(stream)
-        return ready
+    def _choose(self, now: float) -> list[_Part]:
+        """What the next call decodes."""
+        sizes = [(stream, self._due(stream, now)) for stream in self._streams.values()]
+        due = [(self._urgency(stream, now), size, stream) for stream, size in sizes if size]
+        if not due:
+            return []
+        due.sort(key=itemgetter(0))
+        frames = due[0][1]
+        if self._vocoder.quantum is not None:
+            return [self._cut(due[0][2], frames)]
+        return [self._cut(stream, frames) for _, size, stream in due if size >= frames][:MAX_STREAMS]
 
-    def _take(self, stream: _Stream) -> list[Int32]:
-        part, stream.frames = stream.frames[: self._quantum], stream.frames[self._quantum :]
-        self._streams[stream.sequence] = self._streams.pop(stream.sequence)  # last in line
-        return part
+    def _due(self, stream: _Stream, now: float) -> int:
+        """How many frames of a stream should be decoded now."""
+        if not stream.waiting or (stream.slot is None and not self._free):
+            return 0
+        size, quantum = self._policy.largest, self._vocoder.quantum
+        if stream.sequence.streaming:
+            size = self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
+        if quantum is not None:
+            size = min(size, quantum - stream.shown) if stream.sequence.streaming else quantum - stream.shown
+        if stream.waiting < size and not stream.ended:
+            return 0
+        return min(size, stream.waiting)
 
-    def _decode(self, batch: list[_Stream], parts: list[list[Int32]]) -> None:
+    def _urgency(self, stream: _Stream, now: float) -> float:
+        """Seconds until the listener waits. Nobody listens to a complete answer, but it cannot wait for ever."""
+        if stream.sequence.streaming:
+            return stream.sequence.playout.buffer_s(now)
+        return COMFORT_S - (now - stream.served)
+
+    def _cut(self, stream: _Stream, frames: int) -> _Part:
+        """Takes the next frames off a stream; with a quantum only its last frame takes them off, all at once.
+
+        So with a quantum every frame is computed in the same place of one shape, whenever it is handed over.
+        """
+        if stream.slot is None:
+            stream.slot = self._free.pop()
+        start, stop = stream.shown, stream.shown + frames
+        codes = np.stack(stream.frames[:stop], axis=1)
+        keep = self._vocoder.quantum in (None, stop)
+        fresh = not stream.last
+        stream.last, stream.served = frames, time.monotonic()
+        if keep:
+            del stream.frames[:stop]
+        stream.shown = 0 if keep else stop
+        return _Part(stream.sequence, stream.slot, codes, start, keep, fresh)
+
+    def _decode(self, parts: list[_Part]) -> None:
+        began = time.monotonic()
         try:
-            waves = self._run_codec([stream.slot for stream in batch if stream.slot is not None], parts)
+            for part in parts:
+                if part.fresh:
+                    self._vocoder.reset(part.slot)
+            length = self._vocoder.quantum or parts[0].codes.shape[1]
+            codes = np.zeros((len(parts), parts[0].codes.shape[0], length), np.int32)
+            for row, part in enumerate(parts):
+                codes[row, :, : part.codes.shape[1]] = part.codes
+            sounds = self._vocoder.decode([part.slot for part in parts], codes, keep=parts[0].keep)
         except Exception as error:  # the streams of this call are lost, the worker goes on
-            for stream in batch:
-                stream.sequence.fail(error)
+            for part in parts:
+                part.sequence.fail(error)
             return
         now = time.monotonic()
-        for stream, part, wave in zip(batch, parts, waves, strict=True):
-            if stream.sequence.first_audio_at is None:
-                stream.sequence.first_audio_at = now
-            samples = len(part) * self._codec.config.frame_length
-            if stream.sequence.finished in (None, "stop", "length"):
-                stream.sequence.channel.put(Chunk(to_pcm(wave[:samples]), np.stack(part, axis=1)))
+        self._pace.saw_codec(sum(part.codes.shape[1] - part.start for part in parts), now - began)
+        for part, sound in zip(parts, sounds, strict=True):
+            frame_bytes = len(sound) // length
+            self._hand_over(part, sound[part.start * frame_bytes : part.codes.shape[1] * frame_bytes], now)
 
-    @torch.inference_mode()
-    def _run_codec(self, slots: list[int], parts: list[list[Int32]]) -> list[Tensor]:
-        codes = np.zeros((len(parts), self._codec.config.num_codebooks, self._quantum), dtype=np.int64)
-        for row, part in enumerate(parts):
-            codes[row, :, : len(part)] = np.stack(part, axis=1)
-        wave = self._codec.decode(torch.from_numpy(codes).to(self._device), self._state.view(slots))
-        if not torch.isfinite(wave).all():
-            raise EngineFailure("the codec made samples that are not finite")
-        return list(wave.float().cpu())
-
-
-def to_pcm(wave: Tensor) -> bytes:
-    """Samples in -1..1 to signed 16-bit little-endian. Full scale is clipped, where the reference would wrap around."""
-    return (wave * 32768.0).clamp(-32768, 32767).to(torch.int16).numpy().astype("<i2").tobytes()
+    def _hand_over(self, part: _Part, pcm: bytes, now: float) -> None:
+        sequence, codes = part.sequence, part.codes[:, part.start :]
+        if sequence.finished not in (None, "stop", "length"):
+            return
+        if sequence.first_audio_at is None:
+            sequence.first_audio_at = now
+        sequence.playout.hand_over(codes.shape[1], now)
+        sequence.channel.put(Chunk(pcm, codes))

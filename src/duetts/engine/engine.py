@@ -1,6 +1,7 @@
-"""The engine: a loop on a thread of its own that admits, prefills and steps, and the one place where a request ends.
+"""The engine: a loop that chooses, runs and settles, and the one place where a request ends.
 
-It knows token ids and codes. It never sees text, voices, files, formats or HTTP.
+It knows token ids and codes. It never sees text, voices, files, formats or HTTP, and no tensors: those are the runner's, the
+vocoder's and the encoder's.
 """
 
 from __future__ import annotations
@@ -9,51 +10,55 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
-from duetts.checkpoint import Model
-from duetts.config import EngineConfig
 from duetts.engine.codec_worker import CodecWorker
-from duetts.engine.runner import Runner
+from duetts.engine.pace import Pace
+from duetts.engine.pages import Block, PagePool
+from duetts.engine.parts import UNSOUND, Parts, Result
+from duetts.engine.playout import Playout
 from duetts.engine.scheduler import Scheduler
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
-from duetts.errors import Aborted, NotReady, Overloaded
+from duetts.errors import EngineFailure, NotReady, Overloaded
 from duetts.types import FinishReason, Float32, Int32, Utterance
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step under way, and in which run its rows were."""
+
+    rows: list[Sequence]
+    runs: list[int]
+    result: Result
 
 
 class Engine:
     """One model on one device. `submit`, `cancel` and `encode` may be called from any thread."""
 
-    def __init__(self, model: Model, config: EngineConfig, max_model_len: int) -> None:
-        self._model = model
-        self._config = config
-        self._device = model.dual_ar.slow.embeddings.weight.device
-        self._runner = Runner(model.dual_ar, config, max_model_len)
-        self._scheduler = Scheduler(config.max_num_seqs, self._runner.rows)
-        self._threads = config.cpu_threads if self._device.type == "cpu" else None
-        self._codec = CodecWorker(
-            model.codec,
-            slots=2 * config.max_num_seqs,
-            quantum=config.codec_quantum,
-            threads=self._threads,
-            on_end=self._settle,
-        )
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="duetts-encode", initializer=self._limit_threads)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._device = parts.device
+        self.pool = PagePool(parts.num_pages)
+        self.pace = Pace()
+        self._scheduler = Scheduler(parts.room, self.pool, self.pace)
+        self._codec = CodecWorker(parts.vocoder, parts.policy, self.pace, self._settle)
+        self._flights: deque[_Flight] = deque()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._max_model_len = max_model_len
         self._open = 0  # requests whose outcome is not out
-        self._encoding = 0  # references that wait or are being encoded
         self._draining = False
         self._finished: Counter[str] = Counter()
-        self._frames = 0
-        self._steps = 0
+        self._frames = self._steps = self._rows = 0
+        self._underruns = 0
         self._seconds_per_request = 1.0
+        self._turned = time.monotonic()
+        if parts.threads is not None:
+            self._codec.start(parts.threads.prepare)
         self._thread = threading.Thread(target=self._run, name="duetts-engine", daemon=True)
         self._thread.start()
 
@@ -61,11 +66,13 @@ class Engine:
 
     def submit(self, utterance: Utterance, channel: Channel) -> Sequence:
         """Queues an utterance. Raises `Overloaded` when the line is full, `NotReady` after `close`."""
-        sequence = Sequence(utterance, channel)
+        sequence = Sequence(
+            utterance, channel, Playout(self._parts.room.frame_s), blocks=self._scheduler.prepare(utterance)
+        )  # fmt: skip
         needed = sequence.prompt_length + utterance.max_frames
-        assert needed <= self._max_model_len, f"{needed} positions are needed, the cache has {self._max_model_len}"
+        assert needed <= self._parts.room.length, f"{needed} positions are needed, a sequence has {self._parts.room.length}"
         with self._wake:
-            self._check_room(self._open)
+            self._check_room()
             self._open += 1
             self._inbox.append(lambda: self._scheduler.add(sequence))
             self._wake.notify()
@@ -77,41 +84,46 @@ class Engine:
         self._post(lambda: None)
 
     def encode(self, wave: Float32) -> Future[Int32]:
-        """Codes int32 [codebooks, frames] of a mono signal [samples] at the codec rate, computed beside the loop.
-
-        Raises as `submit` does: the line of references is as long as that of utterances.
-        """
-        with self._wake:
-            self._check_room(self._encoding)
-            self._encoding += 1
-            future = self._encoder.submit(self._encode, wave)
-        future.add_done_callback(self._encoded)
+        """Codes int32 [codebooks, frames] of a mono signal [samples] at the codec rate. Raises as `submit` does."""
+        if self._draining or not self._alive:
+            raise NotReady("the engine takes nothing more")
+        future = self._parts.encoder.submit(wave)
+        self._post(lambda: None)
         return future
 
-    def _encoded(self, _: Future[Int32]) -> None:
-        with self._wake:
-            self._encoding -= 1
-
-    def _check_room(self, taken: int) -> None:
-        if self._draining:
-            raise NotReady("the engine takes nothing more")
-        places = self._config.max_num_seqs + self._config.max_queue
-        if taken >= places:
-            rounds = 1 + self._config.max_queue / self._config.max_num_seqs
-            wait = max(1.0, self._seconds_per_request * rounds)
-            raise Overloaded(f"all {places} places are taken", retry_after_s=wait)
-
     def stats(self) -> dict[str, Any]:
-        """Gauges and counters since the start."""
+        """Gauges and counters since the start: plain numbers, and `finished` by reason."""
+        scheduler, pool = self._scheduler, self.pool
+        now = time.monotonic()
+        streams = [sequence.playout for sequence in list(scheduler.running) if sequence.playout.began is not None]
         return {
-            "running": len(self._scheduler.running),
-            "waiting": len(self._scheduler.waiting),
+            "running": len(scheduler.running),
+            "waiting": scheduler.num_waiting,
             "open": self._open,
+            "encoding": self._parts.encoder.waiting,
+            "decoding": self._codec.num_streams,
             "steps": self._steps,
             "frames": self._frames,
+            "rows_per_step": self._rows / self._steps if self._steps else 0.0,
+            "step_s": self.pace.step_s(1) or 0.0,
+            "codec_frame_s": self.pace.codec_frame_s,
+            "pages": pool.num_pages,
+            "pages_used": pool.used,
+            "pages_cached": pool.cached,
+            "pages_evicted": pool.evicted,
+            "prefix_positions_reused": scheduler.reused_positions,
+            "preemptions": scheduler.preemptions,
+            "smallest_buffer_s": min((playout.buffer_s(now) for playout in streams), default=0.0),
+            "underruns": self._underruns,
             "finished": dict(self._finished),
-            "alive": self._thread.is_alive() and self._codec.alive,
+            "stalled_s": 0.0 if scheduler.idle else now - self._turned,
+            "alive": self._alive,
         }
+
+    @property
+    def _alive(self) -> bool:
+        threads = self._parts.threads
+        return self._thread.is_alive() and self._codec.alive and (threads is None or threads.encoder.alive)
 
     def close(self) -> None:
         """Ends everything that runs as aborted, then stops the threads."""
@@ -121,19 +133,34 @@ class Engine:
             self._wake.notify()
         self._thread.join()
         self._codec.close()
-        self._encoder.shutdown()
+        (self._parts.threads or self._parts).encoder.close()
 
     def assert_idle(self) -> None:
-        """With no request open, every slot of both parts is free."""
+        """With no request open, every slot of both parts is free and every page free or cached."""
         assert self._open == 0, f"{self._open} requests are open"
         self._scheduler.assert_idle()
         assert self._codec.idle, "the codec still holds streams"
 
+    def _check_room(self) -> None:
+        if self._draining or not self._alive:
+            raise NotReady("the engine takes nothing more")
+        slots, queue = self._parts.room.slots, self._parts.max_queue
+        if self._open >= slots + queue:
+            ahead = 1 + queue / slots  # how often every slot changes hands before a new one's turn
+            wait_s = max(1.0, self._seconds_per_request * ahead)
+            raise Overloaded(f"all {slots + queue} places are taken", retry_after_s=wait_s)
+
+    def _post(self, message: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(message)
+            self._wake.notify()
+
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._limit_threads()
         try:
+            if self._parts.threads is not None:
+                self._parts.threads.prepare()
             while self._turn():
                 pass
         except Exception as error:  # a fault of the loop itself: it takes nothing more, and nobody may wait for ever
@@ -146,11 +173,13 @@ class Engine:
                 sequence.fail(error)
                 sequence.finished = "failed"
                 self._codec.end(sequence)
+            while self._parts.threads is None and self._codec.step():
+                pass
 
     def _turn(self) -> bool:
-        """Hears what is new, ends what must end, and computes one block and one frame. False when closed and empty."""
+        """Hears what is new, ends what must end, computes blocks and one frame. False when closed and empty."""
         with self._wake:
-            self._wake.wait_for(lambda: self._inbox or not self._scheduler.idle or (self._draining and not self._open))
+            self._wake.wait_for(self._has_work)
             messages = list(self._inbox)
             self._inbox.clear()
             if self._draining and not self._open:
@@ -160,6 +189,11 @@ class Engine:
         self._end_due()
         self._advance()
         return True
+
+    def _has_work(self) -> bool:
+        if self._inbox or self._flights or not self._scheduler.idle or (self._draining and not self._open):
+            return True
+        return self._parts.threads is None and (self._codec.num_streams > 0 or self._parts.encoder.waiting > 0)
 
     def _cancel_all(self) -> None:
         for sequence in [*self._scheduler.everyone(), *self._codec.sequences()]:
@@ -173,68 +207,96 @@ class Engine:
                 self._finish(sequence, reason)
 
     def _advance(self) -> None:
-        """One block of one prompt, then one frame of everybody whose prompt is read."""
-        self._scheduler.admit(time.monotonic())
-        waiting = self._scheduler.next_prefill()
-        if waiting is not None:
-            self._guarded([waiting], partial(self._runner.prefill, waiting))
-        for group in self._scheduler.step_groups():
-            self._guarded(group, partial(self._step, group))
+        """Choose, run, settle: blocks of prompts, a frame of everybody whose turn it is, then the step before that one."""
+        began = self._turned = time.monotonic()
+        blocks = self._scheduler.choose_blocks(began)
+        for sequence, block in blocks:
+            self._read(sequence, block)
+        rows = self._scheduler.choose_rows(time.monotonic())
+        if rows:
+            self._launch(rows)
+        while self._flights and (len(self._flights) > self._device.lag or not rows):
+            self._land(self._flights.popleft())
+        if rows and not blocks:
+            seconds = time.monotonic() - began
+            self.pace.saw_step(len(rows), seconds)
+            self._codec.made_s = seconds * max(1.0, len(self._scheduler.running) / len(rows))
+        if self._parts.threads is None:
+            self._codec.step()
+            self._parts.encoder.step()
 
-    def _guarded(self, group: list[Sequence], work: Callable[[], None]) -> None:
-        """Runs device work for some sequences; if it fails, the next turn ends them and the loop goes on."""
+    def _read(self, sequence: Sequence, block: Block) -> None:
         try:
-            work()
-        except Exception as error:
-            for sequence in group:
-                sequence.fail(error)
+            self._device.read(sequence, block)
+        except Exception as error:  # the next turn ends it, the loop goes on
+            sequence.fail(error)
+        else:
+            self._scheduler.has_read(sequence, block)
 
-    def _step(self, group: list[Sequence]) -> None:
-        columns = self._runner.step(group)
-        self._steps += 1
+    def _launch(self, rows: list[Sequence]) -> None:
+        """Starts a step. If it cannot, each row is tried alone, so that only the one at fault is lost."""
+        try:
+            result = self._device.launch(rows)
+        except Exception as error:
+            if len(rows) == 1:
+                rows[0].fail(error)
+                return
+            for sequence in rows:
+                self._launch([sequence])
+            return
         now = time.monotonic()
-        end = self._model.config.end_id
-        for sequence, column in zip(group, columns, strict=True):
+        self._flights.append(_Flight(rows, [sequence.run for sequence in rows], result))
+        self._steps += 1
+        self._rows += len(rows)
+        for sequence in rows:
+            self._scheduler.has_launched(sequence, now)
+
+    def _land(self, flight: _Flight) -> None:
+        """Reads a step's frames: to the codec, and to their end those that have reached it."""
+        try:
+            columns = flight.result()
+        except Exception as error:  # what a device reports late cannot be told apart by rows
+            for sequence in flight.rows:
+                sequence.fail(error)
+            return
+        now = time.monotonic()
+        frames: list[tuple[Sequence, Int32]] = []
+        ended: list[tuple[Sequence, FinishReason]] = []
+        for sequence, run, column in zip(flight.rows, flight.runs, columns, strict=True):
+            if sequence.finished is not None or sequence.run != run:
+                continue  # one frame too many, or one that will be drawn again
             if sequence.read_at is None:
                 sequence.read_at = now
-            if column[0] == end:
-                self._finish(sequence, "stop")
-                continue
-            sequence.num_frames += 1
-            self._frames += 1
-            self._codec.push(sequence, column[1:].copy())
-            if sequence.num_frames >= sequence.utterance.max_frames:
-                self._finish(sequence, "length")
+            if column[0] == UNSOUND:
+                sequence.fail(EngineFailure("the model's numbers are not finite"))
+            elif column[0] == self._parts.end_id:
+                ended.append((sequence, "stop"))
+            elif sequence.settled < sequence.num_frames:
+                assert np.array_equal(sequence.frames[sequence.settled], column), "a frame computed anew is not the same"
+                sequence.settled += 1
+            else:
+                sequence.keep(column)
+                frames.append((sequence, column[1:]))
+                if sequence.is_over:
+                    ended.append((sequence, "length"))
+        self._frames += len(frames)
+        self._codec.push(frames)
+        for sequence, reason in ended:
+            self._finish(sequence, reason)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """The one end of every sequence: frees its slot and lets the codec send what is left. `_settle` follows."""
+        """The one end of every sequence: frees its slot and pages and lets the codec send what is left. `_settle` follows."""
         sequence.finished = reason
         self._scheduler.remove(sequence)
         self._codec.end(sequence)
 
     def _settle(self, sequence: Sequence) -> None:
-        """On the codec's thread, when the last audio is out: frees the place, counts the outcome and tells it."""
+        """When the last audio is out: frees the place, counts the outcome and tells it."""
         outcome = sequence.outcome()
         with self._wake:
             self._open -= 1
             self._finished[outcome.reason] += 1
+            self._underruns += sequence.streaming and outcome.timings.worst_underrun_s > 0
             self._seconds_per_request += 0.1 * (outcome.timings.total_s - self._seconds_per_request)
             self._wake.notify()
         sequence.channel.put(outcome)
-
-    def _post(self, message: Callable[[], None]) -> None:
-        with self._wake:
-            self._inbox.append(message)
-            self._wake.notify()
-
-    def _limit_threads(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-
-    @torch.inference_mode()
-    def _encode(self, wave: Float32) -> Int32:
-        if self._draining:
-            raise Aborted("the engine is closing")
-        samples = torch.from_numpy(wave).to(self._device, next(self._model.codec.parameters()).dtype)
-        codes: Int32 = self._model.codec.encode(samples[None])[0].to("cpu", torch.int32).numpy()
-        return codes

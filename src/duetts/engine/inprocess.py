@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ import torch
 from duetts.checkpoint import Model, describe_layout, load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.engine import Engine
+from duetts.engine.pages import PAGE, pages_for
+from duetts.engine.parts import Parts, Threads
+from duetts.engine.playout import ChunkPolicy
+from duetts.engine.reference_encoder import EncoderThread, ReferenceEncoder
+from duetts.engine.runner import Runner
+from duetts.engine.scheduler import Room
 from duetts.engine.stream import Channel
+from duetts.engine.vocoder import CodecVocoder
 from duetts.errors import ConfigError, NotEnoughMemory
 from duetts.model_config import CodecConfig, ModelConfig
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
 
-DEFAULT_MODEL_LEN = 8192  # positions; more must be asked for, as each slot's memory is taken at the start
+DEFAULT_MODEL_LEN = 8192  # positions; more must be asked for, as the cache must hold one such sequence
+ORDINARY_LEN = 2048  # positions that are set aside for each sequence: 60 s of reference and as much speech
+MAX_ROWS = 256  # of a step on a GPU
 
 
 class InProcessSpeaker:
@@ -111,6 +121,48 @@ def check_memory(plan: MemoryPlan, device: torch.device) -> None:
         raise NotEnoughMemory(f"{plan}; {free / 1e9:.2f} GB are free on {device}: lower max_num_seqs or max_model_len")
 
 
+def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engine:
+    """An engine's parts, sized by the settings and the device, and the engine itself, whose threads run at once.
+
+    On a CPU shapes are fixed (`docs/architecture.md`), and codec and encoder have threads of their own.
+    """
+    device = model.dual_ar.slow.embeddings.weight.device
+    on_cpu = device.type == "cpu"
+    slots = config.max_num_seqs
+    pages = cache_positions(config, max_model_len) // PAGE
+    rows = config.rows if on_cpu else min(slots, MAX_ROWS)  # on a CPU also with fewer slots: bytes must not depend on them
+    frame_s = model.codec_config.frame_length / model.codec_config.sample_rate
+    encoder = ReferenceEncoder(model.codec, max_waiting=slots + config.max_queue)
+    threads = None
+    if on_cpu:
+        threads = Threads(partial(torch.set_num_threads, config.cpu_threads), EncoderThread(encoder, config.cpu_threads))
+    return Engine(
+        Parts(
+            device=Runner(model.dual_ar, slots=slots, rows=rows, pages=pages, max_model_len=max_model_len),
+            vocoder=CodecVocoder(model.codec, slots=2 * slots, quantum=config.codec_quantum if on_cpu else None),
+            encoder=encoder,
+            room=Room(
+                slots=slots, rows=rows, block=config.prefill_block or (128 if on_cpu else 512), length=max_model_len,
+                frame_s=frame_s,
+                rereads=not on_cpu, shared_thread=not on_cpu,
+            ),
+            num_pages=pages,
+            end_id=model.config.end_id,
+            max_queue=config.max_queue,
+            policy=ChunkPolicy(config.first_chunk, config.largest_chunk),
+            threads=threads,
+        )
+    )  # fmt: skip
+
+
+def cache_positions(config: EngineConfig, max_model_len: int) -> int:
+    """Positions of the KV cache, whole pages: as set, else `ORDINARY_LEN` for each sequence; one of full length always fits."""
+    wanted = config.kv_positions or max(max_model_len, config.max_num_seqs * min(max_model_len, ORDINARY_LEN))
+    if wanted < max_model_len:
+        raise ConfigError(f"kv_positions is {wanted}; one sequence alone may need {max_model_len} (max_model_len)")
+    return pages_for(wanted) * PAGE
+
+
 def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     """Loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
     model_config, codec_config = read_configs(folder)
@@ -119,12 +171,12 @@ def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     longest = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
     if config.max_model_len is not None and config.max_model_len > model_config.slow.max_positions:
         raise ConfigError(f"max_model_len {config.max_model_len} exceeds the model's {model_config.slow.max_positions}")
-    check_memory(plan_memory(model_config, codec_config, dtype, config.max_num_seqs * longest), device)
+    check_memory(plan_memory(model_config, codec_config, dtype, cache_positions(config, longest)), device)
     codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions; it changes about 3 % of a reference's codes
     dummy = config.seed if config.load_format == "dummy" else None
     model = load_model(folder, device=device, dtype=dtype, codec_dtype=codec_dtype, max_positions=longest, dummy_seed=dummy)
-    return InProcessSpeaker(Engine(model, config, longest), describe(model, longest, device, dtype, dummy is not None))
+    return InProcessSpeaker(build_engine(model, config, longest), describe(model, longest, device, dtype, dummy is not None))
 
 
 def describe(model: Model, max_model_len: int, device: torch.device, dtype: torch.dtype, dummy: bool) -> SpeakerInfo:

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from duetts.engine.pages import Block, pages_for
+from duetts.engine.playout import Playout
 from duetts.engine.stream import Channel
 from duetts.errors import Aborted, DeadlineExceeded, DuettsError, EmptyGeneration, EngineFailure
-from duetts.types import FinishReason, Outcome, Timings, Utterance
+from duetts.types import FinishReason, Int32, Outcome, Timings, Utterance
 
 log = logging.getLogger(__name__)
+_arrivals = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One utterance. The loop's thread writes it until it has `finished`, then the codec's; callers only set `cancelled`."""
+    """One utterance. The loop writes it until it has `finished`, then the codec; callers only set `cancelled`.
+
+    Frames are counted three times: `launched` to the device, `settled` when their codes are read, and handed to the listener.
+    After a preemption they are launched and settled anew; `frames` keeps those that are known.
+    """
 
     utterance: Utterance
     channel: Channel
+    playout: Playout
+    blocks: list[Block] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
+    arrival: int = field(default_factory=lambda: next(_arrivals))
     slot: int | None = None
-    prefilled: int = 0  # prompt positions in the cache
-    num_frames: int = 0
+    pages: list[int] = field(default_factory=list)
+    run: int = 0  # counts preemptions: what was launched in an earlier run is of no use
+    num_blocks: int = 0  # of `blocks`, read
+    launched: int = 0
+    settled: int = 0
+    frames: list[Int32] = field(default_factory=list)  # columns [1 + codebooks], token first
+    repeats: int = 0  # of the last semantic token
+    served: float = 0.0  # when the last frame was launched
     cancelled: bool = False
     failure: DuettsError | None = None
     finished: FinishReason | None = None
@@ -31,18 +50,49 @@ class Sequence:
     first_audio_at: float | None = None
 
     @property
+    def streaming(self) -> bool:
+        return self.utterance.streaming
+
+    @property
     def prompt_length(self) -> int:
         return int(self.utterance.prompt.shape[1])
 
     @property
-    def to_prefill(self) -> int:
-        """Prompt positions still to read; the last one is left for the first step, which draws from it."""
-        return self.prompt_length - 1 - self.prefilled
+    def num_frames(self) -> int:
+        return len(self.frames)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all blocks are in the cache, so that frames can be drawn."""
+        return self.num_blocks == len(self.blocks)
 
     @property
     def position(self) -> int:
-        """Where the next step's input goes."""
-        return self.prompt_length - 1 + self.num_frames
+        """Where the next launched step's input goes. The last prompt position is stepped from, not read with the blocks."""
+        return self.prompt_length - 1 + self.launched
+
+    @property
+    def most_pages(self) -> int:
+        """Pages that it may come to need."""
+        return pages_for(self.prompt_length + self.utterance.max_frames)
+
+    def keep(self, column: Int32) -> None:
+        """A new frame is known."""
+        self.repeats = self.repeats + 1 if self.frames and self.frames[-1][0] == column[0] else 0
+        self.frames.append(column)
+        self.settled += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its bound is reached, or it says the same for ever."""
+        utterance = self.utterance
+        return self.num_frames >= utterance.max_frames or 0 < utterance.max_repeats <= self.repeats
+
+    def columns(self) -> Int32:
+        """Prompt and known frames [1 + codebooks, positions]."""
+        if not self.frames:
+            return self.utterance.prompt
+        return np.concatenate((self.utterance.prompt, np.stack(self.frames, axis=1)), axis=1)
 
     def expired(self, now: float) -> bool:
         limit = self.utterance.timeout_s
@@ -81,5 +131,6 @@ class Sequence:
             return 0.0 if moment is None else moment - self.submitted
 
         return Timings(
-            since(self.admitted_at), since(self.read_at), since(self.first_audio_at), time.monotonic() - self.submitted
-        )
+            since(self.admitted_at), since(self.read_at), since(self.first_audio_at), time.monotonic() - self.submitted,
+            self.playout.worst_underrun_s,
+        )  # fmt: skip

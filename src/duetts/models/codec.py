@@ -1,13 +1,14 @@
 """The waveform codec: 44.1 kHz mono to codes at 21.5 frames a second and back, whole or as a stream.
 
 Encoder -> downsample -> pre_module -> semantic book, then residual books on what it leaves. Back: sum of the books'
-values -> post_module -> upsample -> decoder -> tanh. All of it is causal, so the first n frames of a longer signal
-decode to the first n * frame_length samples. It knows codes and samples, no text and no files.
+values -> post_module -> upsample -> decoder -> tanh. All of it is causal in both directions: the first n frames of a
+longer signal are the same n frames, and each direction can go on from where a `StreamState` of its own left off. It knows
+codes and samples, no text and no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,9 @@ from duetts.models.codec_layers import (
     WindowTransformer,
 )
 from duetts.models.codec_state import StreamState, StreamView
+
+CODES_VERSION = 1  # counts changes of what the same weights make of the same samples, so that no cache serves older codes
+DECODING_PARTS = ("decoder.", "quantizer.upsample.", "quantizer.post_module.")
 
 
 class EncoderBlock(nn.Module):
@@ -51,15 +55,17 @@ class Encoder(nn.Module):
         super().__init__()
         width = config.encoder_dim
         layers: list[nn.Module] = [CausalConv(1, width, 7)]
+        steps = config.frame_length  # of one frame, at the rate of what a block gives out
         for stride, transformer in zip(config.encoder_rates, config.encoder_transformers, strict=True):
-            window = None if transformer is None else WindowTransformer(transformer)
+            steps //= stride
+            window = None if transformer is None else WindowTransformer(transformer, steps)
             layers.append(EncoderBlock(width, stride, window))
             width *= 2
         layers += [Snake(width), CausalConv(width, config.latent_dim, 3)]
         self.block = Chain(*layers)
 
-    def forward(self, wave: Tensor) -> Tensor:
-        out: Tensor = self.block(wave)
+    def forward(self, wave: Tensor, state: StreamView | None = None) -> Tensor:
+        out: Tensor = self.block(wave, state)
         return out
 
 
@@ -133,24 +139,23 @@ class Codec(nn.Module):
         self.encoder = Encoder(config)
         self.quantizer = Quantizer(config)
         self.decoder = Decoder(config)
-        self._tails: list[tuple[int, int]] = []
-        for layer in self._decoding_layers():
-            if isinstance(layer, CausalConv | CausalTransposedConv):
-                layer.slot = len(self._tails)
-                self._tails.append((layer.channels, layer.past))
-        for index, layer in enumerate(self.quantizer.post_module.layers):
-            assert isinstance(layer, WindowLayer)
-            layer.slot = index
-
-    def _decoding_layers(self) -> Iterator[nn.Module]:
-        yield from self.quantizer.upsample.modules()
-        yield from self.decoder.modules()
+        self._encoding_memory = _memory(self.encoder, self.quantizer.downsample, self.quantizer.pre_module)
+        self._decoding_memory = _memory(self.quantizer.post_module, self.quantizer.upsample, self.decoder)
 
     def encode(self, wave: Tensor) -> Tensor:
         """Codes of a whole signal; its end is padded with zeros to a full frame."""
-        wave = F.pad(wave, (0, -wave.shape[-1] % self.config.frame_length))
-        latents = self.encoder(wave[:, None])
-        return self.quantizer.search(self.quantizer.pre_module(self.quantizer.downsample(latents)))
+        return self.quantizer.search(self.latents(F.pad(wave, (0, -wave.shape[-1] % self.config.frame_length))))
+
+    def latents(self, wave: Tensor, state: StreamView | None = None) -> Tensor:
+        """What the codebooks are searched for [batch, latent_dim, frames]: whole frames of samples through the encoder.
+
+        With `state`, a view of a `new_encoder_state`, they follow what its streams gave before; without, a signal begins.
+        """
+        z: Tensor = self.quantizer.downsample(self.encoder(wave[:, None], state), state)
+        z = self.quantizer.pre_module(z, state)
+        if state is not None:
+            state.advance(z.shape[-1])
+        return z
 
     def decode(self, codes: Tensor, state: StreamView | None = None) -> Tensor:
         """Samples of codes. With `state` the codes follow what its streams decoded before; without, a signal begins."""
@@ -162,8 +167,36 @@ class Codec(nn.Module):
         return wave
 
     def new_state(self, slots: int) -> StreamState:
-        """Memory for `slots` streams, on the decoder's device and in its type."""
-        window = self.config.post_module
+        """Memory for `slots` streams that are decoded, on the decoder's device and in its type."""
         weight = self.quantizer.post_module.norm.weight
-        shape = (window.num_heads, window.window - 1, window.head_dim)
-        return StreamState(slots, self._tails, [shape] * window.num_layers, device=weight.device, dtype=weight.dtype)
+        return StreamState(slots, *self._decoding_memory, device=weight.device, dtype=weight.dtype)
+
+    def new_encoder_state(self, slots: int) -> StreamState:
+        """Memory for `slots` streams that are encoded, on the encoder's device and in its type."""
+        weight = self.quantizer.pre_module.norm.weight
+        return StreamState(slots, *self._encoding_memory, device=weight.device, dtype=weight.dtype)
+
+    def encoding_id(self) -> str:
+        """SHA-256 in hex of all that decides a signal's codes: dimensions, every bit of the encoding half's weights, and
+        where and in which type they are computed. Random weights have an id like any others."""
+        weight = self.quantizer.pre_module.norm.weight
+        digest = hashlib.sha256(repr((CODES_VERSION, self.config, weight.dtype, weight.device.type)).encode())
+        for name, parameter in self.named_parameters():
+            if not name.startswith(DECODING_PARTS):
+                digest.update(name.encode())
+                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def _memory(*parts: nn.Module) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """Numbers the layers of one direction that look back, and says what each keeps, as `StreamState` takes it."""
+    tails: list[tuple[int, int]] = []
+    windows: list[tuple[int, int, int]] = []
+    for layer in (layer for part in parts for layer in part.modules()):
+        if isinstance(layer, CausalConv | CausalTransposedConv):
+            layer.slot = len(tails)
+            tails.append((layer.channels, layer.past))
+        elif isinstance(layer, WindowLayer):
+            layer.slot = len(windows)
+            windows.append((layer.attention.sizes[0], layer.window - 1, layer.attention.head_dim))
+    return tails, windows

@@ -151,11 +151,15 @@ class WindowLayer(nn.Module):
 
 
 class WindowTransformer(nn.Module):
-    """A causal transformer over [batch, channels, time] whose positions see themselves and window - 1 before."""
+    """A causal transformer over [batch, channels, time] whose positions see themselves and window - 1 before.
 
-    def __init__(self, config: WindowConfig) -> None:
+    `steps_per_frame` of its positions make one frame, which is what a `StreamView` counts.
+    """
+
+    def __init__(self, config: WindowConfig, steps_per_frame: int = 1) -> None:
         super().__init__()
         self.config = config
+        self.steps_per_frame = steps_per_frame
         self.layers = nn.ModuleList(WindowLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
@@ -165,7 +169,7 @@ class WindowTransformer(nn.Module):
         if state is None:
             positions, key_positions = steps[None], steps[None]
         else:
-            positions = state.positions()[:, None] + steps
+            positions = state.positions()[:, None] * self.steps_per_frame + steps
             key_positions = torch.cat((positions[:, :1] + torch.arange(1 - window, 0, device=x.device), positions), dim=1)
         age = positions[:, :, None] - key_positions[:, None, :]  # [batch, queries, keys]
         mask = ((age >= 0) & (age < window) & (key_positions >= 0)[:, None, :])[:, None]

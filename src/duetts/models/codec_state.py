@@ -1,4 +1,4 @@
-"""The memory of streaming decode: convolution tails, a sliding window of keys and values, and positions, per stream.
+"""The memory of a stream, decoded or encoded: convolution tails, sliding windows of keys and values, and its position.
 
 A `StreamState` holds fixed slots, one per stream; its owner resets a slot before a new stream uses it. A `StreamView`
 is a batch of slots for one call: several streams, each at its own position, advance by the same number of frames.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class StreamState:
-    """Slots of decoder memory. `tails[i]` is [slots, channels, past], `windows[i]` a pair of [slots, heads, window - 1, d]."""
+    """Slots of memory. `tails[i]` is [slots, channels, past], `windows[i]` a pair of [slots, heads, window - 1, d]."""
 
     def __init__(
         self, slots: int, tails: Sequence[tuple[int, int]], windows: Sequence[tuple[int, int, int]],
@@ -39,20 +39,21 @@ class StreamState:
             values[slot].zero_()
         self.position[slot] = 0
 
-    def view(self, slots: Sequence[int]) -> StreamView:
-        """The given slots, in the order of a batch's rows."""
-        return StreamView(self, torch.tensor(slots, device=self.position.device))
+    def view(self, slots: Sequence[int], *, keep: bool = True) -> StreamView:
+        """The given slots, in the order of a batch's rows. Without `keep` the streams stay where they were."""
+        return StreamView(self, torch.tensor(slots, device=self.position.device), keep)
 
 
 class StreamView:
     """One call's batch of streams. Layers read their past here and leave the new one."""
 
-    def __init__(self, state: StreamState, rows: Tensor) -> None:
+    def __init__(self, state: StreamState, rows: Tensor, keep: bool = True) -> None:
         self._state = state
         self._rows = rows
+        self._keep = keep
 
     def positions(self) -> Tensor:
-        """Frames decoded so far, int64 [batch]."""
+        """Frames done so far, int64 [batch]."""
         return self._state.position[self._rows]
 
     def extend(self, slot: int, x: Tensor) -> Tensor:
@@ -62,7 +63,8 @@ class StreamView:
         if past == 0:
             return x
         x = torch.cat((tail[self._rows], x), dim=-1)
-        tail[self._rows] = x[..., -past:]
+        if self._keep:
+            tail[self._rows] = x[..., -past:]
         return x
 
     def extend_window(self, slot: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,10 +73,12 @@ class StreamView:
         length = keys.shape[2]
         k = torch.cat((keys[self._rows], k), dim=2)
         v = torch.cat((values[self._rows], v), dim=2)
-        keys[self._rows] = k[:, :, k.shape[2] - length :]
-        values[self._rows] = v[:, :, v.shape[2] - length :]
+        if self._keep:
+            keys[self._rows] = k[:, :, k.shape[2] - length :]
+            values[self._rows] = v[:, :, v.shape[2] - length :]
         return k, v
 
     def advance(self, frames: int) -> None:
-        """Counts frames as decoded, after all layers have run."""
-        self._state.position[self._rows] += frames
+        """Counts frames as done, after all layers have run."""
+        if self._keep:
+            self._state.position[self._rows] += frames

@@ -46,7 +46,7 @@ def uniforms(seed: Tensor, frame: Tensor, draws: int, ranks: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling values of a batch, one entry a row."""
+    """Sampling values, one entry a row, and what a batch of rows needs altogether."""
 
     temperature: Tensor
     residual_temperature: Tensor
@@ -64,17 +64,47 @@ class SamplingRows:
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, device=device, dtype=torch.float32)
 
-        residual = [r.temperature if r.residual_temperature is None else r.residual_temperature for r in rows]
         return cls(
             temperature=column([r.temperature for r in rows]),
-            residual_temperature=column(residual),
+            residual_temperature=column([_residual_temperature(r) for r in rows]),
             top_p=column([r.top_p for r in rows]),
             top_k=torch.tensor([r.top_k for r in rows], device=device),
             penalty=column([r.repetition_penalty for r in rows]),
             seed=torch.tensor(list(seeds), device=device, dtype=torch.int64),
-            ranks=NARROW if all(0 < r.top_k <= NARROW for r in rows) else 0,
+            ranks=enough_ranks(rows),
             penalised=any(r.repetition_penalty != 1.0 for r in rows),
         )
+
+    def put(self, row: int, sampling: Sampling, seed: int) -> None:
+        """Replaces one row's values."""
+        self.temperature[row] = sampling.temperature
+        self.residual_temperature[row] = _residual_temperature(sampling)
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = sampling.top_k
+        self.penalty[row] = sampling.repetition_penalty
+        self.seed[row] = seed
+
+    def at(self, index: Tensor, rows: Sequence[Sampling]) -> SamplingRows:
+        """The values of some rows, int64 [batch], which `rows` are the ones to be served of; others are padding."""
+        return SamplingRows(
+            temperature=self.temperature[index],
+            residual_temperature=self.residual_temperature[index],
+            top_p=self.top_p[index],
+            top_k=self.top_k[index],
+            penalty=self.penalty[index],
+            seed=self.seed[index],
+            ranks=enough_ranks(rows),
+            penalised=any(r.repetition_penalty != 1.0 for r in rows),
+        )
+
+
+def enough_ranks(rows: Sequence[Sampling]) -> int:
+    """How many candidates serve all of the rows; 0 is all there are."""
+    return NARROW if all(0 < r.top_k <= NARROW for r in rows) else 0
+
+
+def _residual_temperature(sampling: Sampling) -> float:
+    return sampling.temperature if sampling.residual_temperature is None else sampling.residual_temperature
 
 
 def candidates(logits: Tensor, top_p: Tensor, top_k: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
@@ -136,6 +166,7 @@ class RowSampler:
             table = uniforms(rows.seed, frame, num_codebooks + 1, rows.ranks or num_choices)
             noise = partial(_ranked_noise, table)
         self._noise = noise
+        self.sound = torch.ones_like(frame, dtype=torch.bool)  # rows whose logits were finite in every draw so far
 
     def main(self, logits: Tensor) -> Tensor:
         """Repetition-aware: if the first draw occurred lately, a second one at temperature 1 and top-p 0.9 replaces it.
@@ -157,6 +188,7 @@ class RowSampler:
         return self._draw(book + 1, logits, self._rows.top_p, self._rows.residual_temperature)
 
     def _draw(self, index: int, logits: Tensor, top_p: Tensor, temperature: Tensor) -> Tensor:
+        self.sound = self.sound & logits.sum(-1).isfinite()
         ordered, ids = candidates(logits, top_p, self._rows.top_k, self._rows.ranks)
         return draw(ordered, ids, temperature, self._noise(index, ids))
 

@@ -1,0 +1,105 @@
+"""What an engine is put together from: the model's side as the loop sees it. No torch; a null model fits as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from duetts.engine.pages import Block
+from duetts.engine.playout import ChunkPolicy
+from duetts.engine.scheduler import Room
+from duetts.engine.sequence import Sequence
+from duetts.types import Float32, Int32
+
+UNSOUND = -1  # the token of a row whose numbers were not finite
+
+# Waits for a step and gives its columns int32 [rows, 1 + codebooks], token first (`UNSOUND`: the row failed).
+Result = Callable[[], Int32]
+
+
+class Device(Protocol):
+    """The language model: `Runner`."""
+
+    lag: int  # steps that may be under way when the next is launched
+
+    def read(self, sequence: Sequence, block: Block) -> None:
+        """A block of a prompt into the cache. Raises whatever a device raises."""
+        ...
+
+    def launch(self, rows: list[Sequence]) -> Result:
+        """Starts drawing a frame of each row. After an error nothing has changed for any of them."""
+        ...
+
+
+class Vocoder(Protocol):
+    """The codec's decoder with a number of stream slots: `CodecVocoder`."""
+
+    quantum: int | None  # frames that every call decodes, of one stream; None: any number, of many
+    slots: int
+
+    def reset(self, slot: int) -> None:
+        """A new stream begins in a slot."""
+        ...
+
+    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
+        """codes [streams, codebooks, frames] -> PCM of each; without `keep` the streams have not moved."""
+        ...
+
+
+class Encoder(Protocol):
+    """References to codes, a bounded block at a time: `ReferenceEncoder`."""
+
+    @property
+    def waiting(self) -> int:
+        """Clips whose codes are not out."""
+        ...
+
+    def submit(self, wave: Float32) -> Future[Int32]:
+        """From any thread. Raises `Overloaded` or `NotReady`."""
+        ...
+
+    def step(self) -> bool:
+        """One block of one clip. False if there was nothing to do."""
+        ...
+
+    def close(self) -> None:
+        """Ends what waits as aborted."""
+        ...
+
+
+class EncoderDriver(Protocol):
+    """A thread that steps the encoder: `EncoderThread`."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still steps."""
+        ...
+
+    def close(self) -> None:
+        """Ends what waits as aborted, then the thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """The codec and the encoder run beside the loop. Loop and codec threads call `prepare` first."""
+
+    prepare: Callable[[], None]
+    encoder: EncoderDriver
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An engine's parts and measures. Without `threads` the loop does all the work, one piece after another."""
+
+    device: Device
+    vocoder: Vocoder
+    encoder: Encoder
+    room: Room
+    num_pages: int
+    end_id: int
+    max_queue: int
+    policy: ChunkPolicy
+    threads: Threads | None = None
