@@ -28,6 +28,7 @@ class Knobs:
     start_wait_s: float = 0.0
     chunk_wait_s: float = 0.0
     alive: bool = True
+    pcm: bytes | None = None  # of every chunk, instead of a frame of hum
 
 
 @dataclass
@@ -80,7 +81,7 @@ class SineService:
                 await asyncio.sleep(knobs.chunk_wait_s)
                 if knobs.error is not None and knobs.error_at == index:
                     raise knobs.error
-                yield Chunk(hum(seed, index), np.zeros((10, 1), np.int32))
+                yield Chunk(knobs.pcm or hum(seed, index), np.zeros((10, 1), np.int32))
             ended = True
             error = knobs.error if isinstance(knobs.error, DuettsError) and knobs.error_at >= knobs.num_chunks else None
             timings = Timings(0.001, 0.002, 0.003, 0.004)

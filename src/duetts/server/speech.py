@@ -192,7 +192,6 @@ def _common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
     chosen, rate = FORMATS[order.output.format], order.output.sample_rate
     headers = {
         "Content-Type": chosen.content_type.format(rate=rate),
-        "Content-Disposition": f'inline; filename="speech.{chosen.name}"',
         "Cache-Control": "no-store",
         "X-Speech-Id": speech.request_id,
         "X-Sample-Rate": str(rate),
@@ -201,6 +200,8 @@ def _common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
         "X-Seed": str(speech.seed),
         "X-Input-Tokens": str(speech.input_tokens),
     }
+    if order.delivery != "sse":
+        headers["Content-Disposition"] = f'inline; filename="speech.{chosen.name}"'
     if not chosen.codec:
         headers["X-Bit-Depth"] = str(8 * SAMPLE_BYTES)
     if order.ignored:
