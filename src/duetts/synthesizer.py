@@ -116,7 +116,7 @@ class Synthesizer:
         )
         return Speech(
             self._speak(utterance), request_id=request.request_id, seed=utterance.seed, input_tokens=prompt.shape[1],
-            sample_rate=self.info.sample_rate,
+            sample_rate=self.info.sample_rate, input_audio_tokens=sum(block.shape[1] for block in codes),
         )  # fmt: skip
 
     async def _speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:

@@ -24,7 +24,9 @@ from duetts.engine.inprocess import start_speaker
 from duetts.server.app import create_app
 from duetts.synthesizer import Synthesizer
 
+from ..audio.listening import hear
 from ..inputs import REF_TEXT, REFUSED_CLIPS, clip, clips
+from .test_events import events_of, joined
 from .test_trial_requests import NOT_YET, ROWS, filled
 
 NATIVE = "fishaudio/s2-pro"
@@ -174,6 +176,32 @@ def test_the_prompt_holds_the_clip(served: Served) -> None:
     again = served.synthesizer.stats()
     assert again["reference_misses"] == twice["reference_misses"]
     assert again["reference_hits"] == twice["reference_hits"] + 1
+
+
+def test_events_tell_the_usage_of_a_clone(served: Served) -> None:
+    fields = {"ref_audio": base64.b64encode(clip("control_pcm16.wav")).decode(), "ref_text": REF_TEXT, "seed": 3}
+    answer = served.speak(input="Hi.", stream=True, response_format="mp3", speed=1.5, **fields)
+    *deltas, done = events_of(answer.text)
+    usage = done["usage"]
+    assert usage["input_tokens"] == int(answer.headers["X-Input-Tokens"])
+    assert usage["input_token_details"]["audio_tokens"] == -(-int(4.027 * 44100) // 2048)
+    assert sum(usage["input_token_details"].values()) == usage["input_tokens"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert done["finish_reason"] in ("stop", "length")
+    seconds = usage["output_tokens"] * 2048 / 44100 / 1.5
+    assert done["duration"] == pytest.approx(seconds, abs=1e-3)
+    heard, rate = hear(joined(deltas))
+    assert len(heard) / rate == pytest.approx(seconds, abs=0.06)
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "flac", "aac"])
+def test_each_format_lasts_as_long_as_the_wav_of_the_same_seed(served: Served, name: str) -> None:
+    fields = {"input": "Hello, how are you?", "seed": 7}
+    wav = samples(served.speak(**fields).content)
+    answers = [served.speak(**fields, response_format=name, stream_format=way).content for way in (None, "audio")]
+    heard, rate = hear(answers[0])
+    assert len(heard) / rate == pytest.approx(len(wav) / 44100, abs=0.06)
+    assert answers[0] == answers[1]
 
 
 def test_a_multipart_file_clones_like_a_data_uri(served: Served) -> None:
