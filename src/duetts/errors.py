@@ -15,7 +15,8 @@ DuettsError
 │   ├── EmptyGeneration       the model ended before the first frame
 │   └── EngineFailure         a step failed; the request is lost, the server goes on
 ├── Overloaded                the queue is full; carries a retry time
-└── NotReady                  loading, draining or dead
+├── NotReady                  loading, draining or dead; carries a retry time if one is known
+└── WireError                 a message between a server and an engine process that cannot be read
 """
 
 from __future__ import annotations
@@ -98,4 +99,12 @@ class Overloaded(DuettsError):
 
 
 class NotReady(DuettsError):
-    """Loading, draining or dead: no request is taken now."""
+    """Loading, draining or dead: no request is taken now. `retry_after_s` says when to try again, if that can be told."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WireError(DuettsError):
+    """A message between a server and an engine process that is damaged, too large, or of another version or life."""

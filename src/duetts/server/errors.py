@@ -80,7 +80,7 @@ def error_response(error: BaseException, request_id: str) -> Response:
     """A complete answer for an error raised before anything was sent."""
     kind = error_kind(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | NotReady) and error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     elif kind.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)

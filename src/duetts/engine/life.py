@@ -1,0 +1,108 @@
+"""The life of an engine process: orders through standard input, ending when the server does; signals; the exit code. No torch.
+
+SIGTERM drains: nothing new is taken, what runs is finished within the time for it, the exit code is 0. A second ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+import ormsgpack
+
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine import wire
+from duetts.engine.host import Host, Started
+from duetts.errors import WireError
+
+PR_SET_PDEATHSIG = 1
+FAULT = 71  # exit code: an error of our own
+
+log = logging.getLogger("duetts.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What an engine process is told. `parent` is the id of the process that it must not outlive."""
+
+    index: int
+    address: str
+    incarnation: str
+    parent: int
+    folder: str
+    engine: EngineConfig
+    processes: ProcessConfig
+
+    def pack(self) -> bytes:
+        """Length in four bytes, then msgpack."""
+        packed = ormsgpack.packb(asdict(self))
+        return len(packed).to_bytes(4, "little") + packed
+
+    @classmethod
+    def read(cls, stream: BinaryIO) -> Orders:
+        """The orders as `pack` wrote them. Raises `WireError` for anything else."""
+        size = int.from_bytes(stream.read(4), "little")
+        try:
+            values = ormsgpack.unpackb(stream.read(size))
+        except ormsgpack.MsgpackDecodeError as error:
+            raise WireError("the orders cannot be read") from error
+        if not isinstance(values, dict):
+            raise WireError("the orders are no map")
+        return wire.build(cls, values)
+
+
+def live(start: Callable[[Orders], Started]) -> None:
+    """Reads the orders, starts what they ask for, serves, and leaves the process. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C means the server, which then ends this process
+    orders = Orders.read(sys.stdin.buffer)
+    die_with(orders.parent)
+    form = f"%(asctime)s %(levelname)s %(name)s: engine {orders.index}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+    loop = asyncio.new_event_loop()
+    serving = loop.create_task(_serve(orders, start))
+    loop.run_until_complete(asyncio.wait([serving]))
+    fault = serving.exception()
+    if fault is not None:
+        log.critical("the process has a fault", exc_info=fault)
+    logging.shutdown()
+    # At once: a thread that never returns (an unfinished load, a call on the device) must not hold the process.
+    os._exit(FAULT if fault else serving.result())
+
+
+def die_with(parent: int) -> None:
+    """On Linux the kernel ends this process with the parent's thread that started it, even when nothing runs here any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+async def _serve(orders: Orders, start: Callable[[Orders], Started]) -> int:
+    """Serves until the end. Returns the exit code."""
+    host = Host(orders.address, orders.incarnation, orders.processes)
+    loop = asyncio.get_running_loop()
+    stdin = sys.stdin.fileno()
+    stops = 0
+
+    def stop() -> None:
+        nonlocal stops
+        stops += 1
+        if stops > 1:
+            os._exit(128 + signal.SIGTERM)
+        host.drain()
+
+    def hear_parent() -> None:
+        if not os.read(stdin, 1024):
+            loop.remove_reader(stdin)
+            host.end()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_reader(stdin, hear_parent)
+    return await host.run(lambda: start(orders))

@@ -1,0 +1,200 @@
+"""A speaker over engine processes: each request to one of them, their failures to typed errors. Imports no torch.
+
+A request that has reached an engine is never given to another one when that engine dies: it may be what killed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import zmq.asyncio
+
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.link import Link
+from duetts.engine.routing import Candidate, choose, reference_weight, utterance_weight
+from duetts.engine.supervisor import ENGINE_COMMAND, Supervisor
+from duetts.errors import DeadlineExceeded, NotReady, Overloaded
+from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Timings, Utterance
+
+
+@dataclass(slots=True)
+class Search:
+    """Work that looks for an engine: what it is, since when, how long it may take, and who has refused it."""
+
+    key: str
+    weight: float
+    timeout_s: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    refusals: dict[int, Overloaded | NotReady] = field(default_factory=dict)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """What is left of the request's own time, which also passes while an engine is waited for."""
+        return None if self.timeout_s is None else max(0.0, self.timeout_s - (time.monotonic() - self.began))
+
+
+class RemoteSpeaker:
+    """Engine processes behind the `Speaker` protocol. Use it in the event loop that started it, and `close` it there."""
+
+    def __init__(
+        self, folder: Path, engine: EngineConfig, config: ProcessConfig, command: Sequence[str] = ENGINE_COMMAND
+    ) -> None:
+        self.info: SpeakerInfo  # set by `start`
+        self._config = config
+        self._places = engine.max_num_seqs
+        self._context = zmq.asyncio.Context()
+        self._news = asyncio.Event()  # replaced each time that it is set
+        self._waiting = 0
+        self._closed = False
+        self._engines = [
+            Supervisor(index, folder, engine, config, self._context, self._on_change, command)
+            for index in range(config.engines)
+        ]
+
+    @classmethod
+    async def start(
+        cls, folder: Path, engine: EngineConfig, config: ProcessConfig, command: Sequence[str] = ENGINE_COMMAND
+    ) -> RemoteSpeaker:
+        """Starts all engines and waits until each has been up once.
+
+        Raises what an engine raised when it could not start: `ConfigError`, `CheckpointError`, `NotEnoughMemory`, or
+        `EngineFailure` when it ended several times before it was up.
+        """
+        speaker = cls(folder, engine, config, command)
+        started = False
+        try:
+            done, _ = await asyncio.wait([engine.first for engine in speaker._engines], return_when=asyncio.FIRST_EXCEPTION)
+            for first in done:
+                speaker.info = first.result()
+            started = True
+        finally:
+            if not started:
+                await speaker.close()
+        return speaker
+
+    async def speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
+        """Chunks, then one outcome. Closing it early cancels in the engine.
+
+        Raises `Overloaded` when every engine refuses, `NotReady` when none is up in time.
+        """
+        search = Search(utterance.voice_key, utterance_weight(utterance), utterance.timeout_s)
+        while True:
+            try:
+                engine, link = await self._find(search)
+            except DeadlineExceeded as error:
+                waited_s = time.monotonic() - search.began
+                yield Outcome("timeout", 0, utterance.prompt.shape[1], Timings(waited_s, total_s=waited_s), error)
+                return
+            try:
+                async with aclosing(link.speak(replace(utterance, timeout_s=search.remaining_s))) as items:
+                    async for item in items:
+                        yield item
+                return
+            except (Overloaded, NotReady) as error:  # only before any audio
+                search.refusals[engine.index] = error
+
+    async def encode_reference(self, wave: Float32) -> Int32:
+        """Mono float32 [samples] at the codec rate -> codes int32 [codebooks, frames]. Raises as `speak` does."""
+        search = Search("", reference_weight(len(wave), self.info.frame_length))
+        while True:
+            engine, link = await self._find(search)
+            try:
+                return await link.encode(wave)
+            except (Overloaded, NotReady) as error:
+                search.refusals[engine.index] = error
+
+    def stats(self) -> dict[str, Any]:
+        """The engines' last figures, added up, and those of each under `engines`. Nothing is waited for."""
+        each = [self._figures(engine) for engine in self._engines]
+        up = [engine for engine in self._engines if engine.takes_work]
+        return {
+            **add_up([engine.link.stats for engine in self._engines if engine.link is not None]),
+            "alive": bool(up),
+            "engines_up": len(up),
+            "waiting_for_engine": self._waiting,
+            "restarts": sum(max(0, engine.starts - 1) for engine in self._engines),
+            "engines": each,
+        }
+
+    async def close(self) -> None:
+        """Ends running utterances as aborted and all engine processes. A second call does nothing more."""
+        self._closed = True
+        self._on_change()
+        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        self._context.destroy(linger=0)
+
+    # -- choice ------------------------------------------------------------------------------------------------------
+
+    async def _find(self, search: Search) -> tuple[Supervisor, Link]:
+        """The engine that gets this work, of those that have not refused it, and its link. Waits while none is up."""
+        while True:
+            if self._closed:
+                raise NotReady("the speaker is closed")
+            up = {engine.index: (engine, engine.link) for engine in self._engines if engine.takes_work and engine.link}
+            candidates = [Candidate(index, link.load) for index, (_, link) in up.items() if index not in search.refusals]
+            if candidates:
+                return up[choose(candidates, search.key, search.weight, self._places).index]
+            full = [error for error in search.refusals.values() if isinstance(error, Overloaded)]
+            if full:
+                raise min(full, key=lambda error: error.retry_after_s)
+            search.refusals.clear()  # those that were about to end may have come back
+            await self._wait(search)
+
+    async def _wait(self, search: Search) -> None:
+        """Until there is news of an engine. Raises `NotReady` when too many wait or too long, `DeadlineExceeded` when the
+        request's own time is over."""
+        retry_after_s = max(1.0, min(engine.expected_s for engine in self._engines))
+        if self._waiting >= self._config.max_waiting:
+            raise NotReady("no engine is up and enough requests wait for one", retry_after_s=retry_after_s)
+        left_s = search.began + self._config.wait_s - time.monotonic()
+        own_s = search.remaining_s
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(max(0.0, left_s if own_s is None else min(left_s, own_s))):
+                await self._news.wait()
+        except TimeoutError:
+            if own_s is not None and own_s <= left_s:
+                raise DeadlineExceeded(f"the request's limit of {search.timeout_s} s has passed") from None
+            raise NotReady("no engine is up", retry_after_s=retry_after_s) from None
+        finally:
+            self._waiting -= 1
+
+    def _on_change(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _figures(self, engine: Supervisor) -> dict[str, Any]:
+        link = engine.link
+        return {
+            **(link.stats if link else {}),
+            "index": engine.index,
+            "state": engine.state,
+            "pid": engine.pid,
+            "starts": engine.starts,
+            "start_s": engine.start_s,
+            "calls": link.num_calls if link else 0,
+            "owed_frames": link.load if link else 0.0,
+        }
+
+
+def add_up(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One set of figures for several engines: counts are added, also inside maps; of measures (with a fraction) the worst is
+    taken, which is the largest unless it is called `smallest_`; of anything else the last."""
+    total: dict[str, Any] = {}
+    for name, value in ((name, value) for each in figures for name, value in each.items()):
+        known = total.get(name)
+        if isinstance(value, dict):
+            total[name] = add_up([known or {}, value])
+        elif isinstance(value, bool) or not isinstance(value, int | float) or known is None:
+            total[name] = value
+        elif isinstance(value, int):
+            total[name] = known + value
+        else:
+            total[name] = min(known, value) if name.startswith("smallest_") else max(known, value)
+    return total

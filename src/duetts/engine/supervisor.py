@@ -1,0 +1,258 @@
+"""One engine's place: a process that is started, watched, ended and started again, whatever happens to it. No torch.
+
+A life of a process has its own private socket and its own secret, so that nothing of an earlier life can be taken for an
+answer of the present one. The process notices by the end of its standard input that the server is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.life import Orders
+from duetts.engine.link import Link
+from duetts.errors import CheckpointError, ConfigError, DuettsError, EngineFailure, NotEnoughMemory
+from duetts.types import SpeakerInfo
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "duetts.engine.process")  # -P: no module of the current folder is taken for ours
+FATAL = (ConfigError, CheckpointError, NotEnoughMemory)  # of the first start: trying again cannot help
+FIRST_STARTS = 3  # of an engine that has never been up
+END_S = 10.0  # between the order to end and the kill
+
+log = logging.getLogger("duetts.engine")
+
+
+class Supervisor:
+    """Keeps one engine running until `stop`. `changed` is called whenever it may have become able or unable to work."""
+
+    def __init__(
+        self,
+        index: int,
+        folder: Path,
+        engine: EngineConfig,
+        config: ProcessConfig,
+        context: zmq.asyncio.Context,
+        changed: Callable[[], None],
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        self.index = index
+        self._folder, self._engine, self._config, self._context = folder, engine, config, context
+        self._changed = changed
+        self._command = command
+        self._stopping = asyncio.Event()
+        self._failures = 0  # starts or short lives in a row
+        self._awake = 0.0  # when this process was last found to have slept
+        self._silent = False  # changes only together with a call of `changed`, so that nobody waits for what has passed
+        self.link: Link | None = None
+        self.info: SpeakerInfo | None = None  # of all lives: the text side relies on it
+        self.pid: int | None = None
+        self.starts = 0
+        self.start_s = 0.0  # how long the last start took
+        self.next_start: float | None = None  # while it waits for its next start
+        self.first: asyncio.Future[SpeakerInfo] = asyncio.get_running_loop().create_future()  # the first time that it is up
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._on_run_end)
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it is ready and has been heard lately."""
+        return self.link is not None and not self.link.failed and self.link.state == "ready" and not self._silent
+
+    @property
+    def state(self) -> str:
+        """One word for people."""
+        if self.link is None:
+            return "stopped" if self._stopping.is_set() else "restarting"
+        return "silent" if self._silent else self.link.state
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds until it may be up, as far as can be told."""
+        waiting = 0.0 if self.next_start is None else max(0.0, self.next_start - time.monotonic())
+        return waiting + self.start_s
+
+    async def stop(self) -> None:
+        """Ends the process, its requests as aborted, and the watch over it."""
+        self._stopping.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- lives -------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            failure = await self._live()
+            if self._stopping.is_set():
+                return
+            if not self.first.done() and (isinstance(failure, FATAL) or self.starts >= FIRST_STARTS):
+                self.first.set_exception(failure)
+                return
+            self._failures = 0 if time.monotonic() - began > self.start_s + self._config.steady_s else self._failures + 1
+            delay = backoff_s(self._failures, self._config)
+            log.error("engine %d: %s; it is started again in %.1f s", self.index, failure, delay)
+            self.next_start = time.monotonic() + delay
+            await self._pause(delay)
+            self.next_start = None
+
+    def _on_run_end(self, task: asyncio.Task[None]) -> None:
+        """Nobody waits for ever for a first start that will not come."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("engine %d: its watch has failed", self.index, exc_info=error)
+        if not self.first.done():
+            self.first.set_exception(error or EngineFailure("the engine was stopped before it was up"))
+        self.first.exception()  # seen, also if nobody asks
+        self._changed()
+
+    async def _live(self) -> DuettsError:
+        """One life of the process, from its start to its end, and why it ended."""
+        self.starts += 1
+        incarnation = secrets.token_hex(16)
+        folder = None
+        try:
+            folder = None if self._config.listen else private_folder()
+            address = f"ipc://{folder}/engine" if folder else self._config.address(self.index)
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C in the terminal is for the server to act upon
+            )
+        except OSError as error:
+            _remove(folder)
+            return EngineFailure(f"engine {self.index} cannot be started: {error}")
+        self.pid, self._silent = process.pid, False
+        self.link = link = Link(self._context, address, incarnation, self._changed)
+        try:
+            orders = Orders(self.index, address, incarnation, os.getpid(), str(self._folder), self._engine, self._config)
+            await _give(process, orders)
+            failure = await self._watch(process, link, folder)
+            await self._end(process, gently=failure is None)
+            await link.settle()
+            reason = failure or link.error or EngineFailure(f"engine {self.index} ended with code {process.returncode}")
+            link.fail(reason if isinstance(reason, EngineFailure) else EngineFailure(f"engine {self.index}: {reason}"))
+            return reason
+        finally:
+            if process.returncode is None:
+                _kill(process)
+            self.link = self.pid = None
+            await link.close()
+            _remove(folder)
+
+    async def _watch(self, process: asyncio.subprocess.Process, link: Link, folder: Path | None) -> DuettsError | None:
+        """Until the process ends by itself, must be ended (the reason is returned) or the watch stops."""
+        began = tick = time.monotonic()
+        ends = [asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._stopping.wait())]
+        try:
+            while not any(end.done() for end in ends):
+                link.beat()
+                await asyncio.wait(ends, timeout=self._config.heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+                now = time.monotonic()
+                if now - tick > 3 * self._config.heartbeat_s:
+                    self._awake = now  # what has come meanwhile is read before anybody is held to be silent
+                tick = now
+                if link.state != "starting":
+                    _remove(folder)  # both ends hold the socket: its name is not needed any more, and nothing is left behind
+                    folder = None
+                reason = self._judge(link, began, now)
+                if reason is not None:
+                    return reason
+                self._note(link, began, now)
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+        return None
+
+    def _judge(self, link: Link, began: float, now: float) -> DuettsError | None:
+        """Why the process must be ended, if it must."""
+        if link.failed:
+            return link.error
+        if link.ready_at is None:
+            limit = self._config.start_limit_s
+            return EngineFailure(f"engine {self.index} was not ready within {limit:g} s") if now - began > limit else None
+        if self.info is not None and replace(link.info or self.info, device="") != replace(self.info, device=""):
+            return EngineFailure(f"engine {self.index} came back as another model: {link.info}")
+        silent_s = now - max(link.heard, self._awake)
+        if silent_s > self._config.stuck_s:
+            return EngineFailure(f"engine {self.index} was silent for {silent_s:.1f} s")
+        return None
+
+    def _note(self, link: Link, began: float, now: float) -> None:
+        """Keeps what outlives this life, and tells when the engine falls silent or is heard again."""
+        if link.ready_at is not None:
+            assert link.info is not None, "an engine that was ready has told what it is"
+            self.info = link.info
+            self.start_s = link.ready_at - began
+            if not self.first.done():
+                self.first.set_result(link.info)
+            silent = now - max(link.heard, self._awake) > self._config.silence_s
+            if silent != self._silent:
+                self._silent = silent
+                self._changed()
+
+    async def _end(self, process: asyncio.subprocess.Process, gently: bool) -> None:
+        """The end of its input ends a process that can still hear; whoever does not is killed."""
+        if process.stdin is not None:
+            process.stdin.close()
+        if not gently:
+            _kill(process)
+        try:
+            await asyncio.wait_for(process.wait(), END_S)
+        except TimeoutError:
+            log.error("engine %d did not end within %.0f s and is killed", self.index, END_S)
+            _kill(process)
+            await process.wait()
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+def backoff_s(failures: int, config: ProcessConfig) -> float:
+    """The wait before the next start, after so many short lives in a row."""
+    return min(config.restart_max_s, config.restart_s * 2.0 ** min(20, max(0, failures - 1)))
+
+
+async def _give(process: asyncio.subprocess.Process, orders: Orders) -> None:
+    assert process.stdin is not None, "the process was started with a pipe"
+    process.stdin.write(orders.pack())
+    try:
+        await process.stdin.drain()
+    except ConnectionError:  # it has ended already, which the watch sees
+        return
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    try:
+        process.kill()
+    except ProcessLookupError:  # it has just ended
+        return
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def private_folder() -> Path:
+    """A new folder for nobody else (0700) whose path leaves room for a socket's name. Raises `ConfigError`."""
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        path = os.path.join(parent, "duetts-12345678", "engine")
+        if len(os.fsencode(path)) <= zmq.IPC_PATH_MAX_LEN and os.access(parent, os.W_OK):
+            return Path(tempfile.mkdtemp(prefix="duetts-", dir=parent))
+    raise ConfigError(f"no folder for temporary files has a path short enough for a socket ({zmq.IPC_PATH_MAX_LEN} bytes)")

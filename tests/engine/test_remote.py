@@ -1,0 +1,455 @@
+"""A speaker over real processes whose engines only hum: who serves, who dies, who comes back, and what callers see of it."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.remote import RemoteSpeaker
+from duetts.engine.supervisor import backoff_s, private_folder
+from duetts.errors import (
+    Aborted,
+    CheckpointError,
+    ConfigError,
+    DuettsError,
+    EngineFailure,
+    NotEnoughMemory,
+    NotReady,
+    Overloaded,
+)
+from duetts.types import Chunk, Outcome
+
+from .fake_engine import FRAME, INFO
+from .test_remote_link import collect, spoken, until, whole
+
+FAKE = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
+ENGINE = EngineConfig(device="cpu", max_num_seqs=8)
+QUICK = ProcessConfig(heartbeat_s=0.05, silence_s=0.5, stuck_s=1.5, restart_s=0.1, wait_s=5.0)
+
+
+class Fleet:
+    """A speaker over fake engines and the folder with their knobs."""
+
+    def __init__(self, folder: Path, speaker: RemoteSpeaker) -> None:
+        self.folder, self.speaker = folder, speaker
+
+    def set(self, **knobs: Any) -> None:
+        turn(self.folder, **knobs)
+
+    def pids(self) -> list[int | None]:
+        return [engine["pid"] for engine in self.speaker.stats()["engines"]]
+
+    def starts(self) -> list[int]:
+        return [engine["starts"] for engine in self.speaker.stats()["engines"]]
+
+    def kill(self, index: int, number: int = signal.SIGKILL) -> None:
+        pid = self.pids()[index]
+        assert pid is not None
+        os.kill(pid, number)
+
+    async def all_up(self) -> None:
+        count = len(self.speaker.stats()["engines"])
+        await until(lambda: self.speaker.stats()["engines_up"] == count, 10)
+
+    async def streams(self, count: int, frames: int) -> list["asyncio.Task[tuple[bytes, Outcome]]"]:
+        """That many utterances, when each has begun to be spoken."""
+        tasks = [asyncio.ensure_future(collect(self.speaker, spoken(frames, seed))) for seed in range(count)]
+        await until(lambda: self.speaker.stats().get("open") == count)
+        return tasks
+
+
+def turn(folder: Path, **knobs: Any) -> None:
+    fresh = folder / "fresh.json"
+    fresh.write_text(json.dumps(knobs))
+    fresh.replace(folder / "knobs.json")
+
+
+@asynccontextmanager
+async def fleet(folder: Path, engines: int = 2, **options: Any) -> AsyncIterator[Fleet]:
+    knobs = options.pop("knobs", {})
+    turn(folder, **knobs)
+    speaker = await RemoteSpeaker.start(folder, ENGINE, replace(QUICK, engines=engines, **options), FAKE)
+    running = Fleet(folder, speaker)
+    try:
+        yield running
+    finally:
+        await speaker.close()
+        assert running.pids() == [None] * engines
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of one's own, with a short path, which is empty at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="d-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    folder.rmdir()
+
+
+def gone(pid: int) -> bool:
+    """Whether no such process runs; one that has ended and is not yet reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
+async def ended_within(tasks: "list[asyncio.Task[tuple[bytes, Outcome]]]", seconds: float) -> list[tuple[bytes, Outcome]]:
+    return await asyncio.wait_for(asyncio.gather(*tasks), seconds)
+
+
+def share(done: list[tuple[bytes, Outcome]], frames: int) -> tuple[int, int]:
+    """Asserts that each is whole or visibly failed, and counts both."""
+    failed = 0
+    for seed, (pcm, outcome) in enumerate(done):
+        assert whole(seed, frames).startswith(pcm)
+        if outcome.reason == "failed":
+            failed += 1
+            assert isinstance(outcome.error, EngineFailure)
+            assert outcome.num_frames * 2 * FRAME == len(pcm)
+        else:
+            assert (outcome.reason, pcm) == ("length", whole(seed, frames))
+    return len(done) - failed, failed
+
+
+async def test_work_is_spread_and_comes_back_whole(tmp_path: Path, temporary: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.002}) as running:
+        assert running.speaker.info == INFO
+        assert share(await ended_within(await running.streams(20, 60), 10), 60) == (20, 0)
+        assert (await running.speaker.encode_reference(np.full(64, 7, np.float32))).tolist() == [[7] * 8] * 4
+        for index in range(12):
+            await collect(running.speaker, spoken(5, 1, voice_key=f"voice {index % 4}"))
+        await until(lambda: running.speaker.stats()["finished"] == {"length": 32})
+        stats = running.speaker.stats()
+        voices = [{name for name in engine["voices"] if name} for engine in stats["engines"]]
+        assert not voices[0] & voices[1]  # every voice has one home
+        assert min(engine["frames"] for engine in stats["engines"]) >= 600
+        assert (stats["alive"], stats["engines_up"], stats["restarts"], stats["open"]) == (True, 2, 0, 0)
+        assert [engine["calls"] for engine in stats["engines"]] == [0, 0]
+        assert os.listdir(temporary) == []  # the sockets have no name any more
+
+
+async def test_an_engine_that_is_killed_loses_only_its_own_streams_and_comes_back(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.02}) as running:
+        tasks = await running.streams(8, 100)
+        running.kill(0)
+        killed_at = time.monotonic()
+        await asyncio.sleep(1.0)
+        assert sum(task.done() for task in tasks) == 4
+        assert (await collect(running.speaker, spoken(3, 50)))[0] == whole(50, 3)  # the other one serves meanwhile
+        await running.all_up()
+        assert time.monotonic() - killed_at < QUICK.restart_s + 5
+        assert running.starts() == [2, 1]
+        assert share(await ended_within(tasks, 10), 100) == (4, 4)
+        assert share(await ended_within(await running.streams(8, 20), 10), 20) == (8, 0)
+        assert min(engine["frames"] for engine in running.speaker.stats()["engines"]) > 0
+
+
+async def test_a_request_that_kills_its_engine_is_not_given_to_the_next(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as running:
+        for _ in range(2):
+            _, outcome = await collect(running.speaker, spoken(request_id="deadly"))
+            assert isinstance(outcome.error, EngineFailure)
+            assert "ended with code -9" in str(outcome.error)
+        assert sum(running.starts()) in (3, 4)  # the second may have come before a restart
+        await running.all_up()
+
+
+async def test_an_engine_that_stands_still_is_passed_by_and_then_killed(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.02}) as running:
+        tasks = await running.streams(4, 150)
+        pid = running.pids()[0]
+        running.kill(0, signal.SIGSTOP)
+        await until(lambda: running.speaker.stats()["engines_up"] == 1)
+        assert running.speaker.stats()["engines"][0]["state"] == "silent"
+        assert running.starts() == [1, 1]
+        answers = await asyncio.gather(*(collect(running.speaker, spoken(2, seed)) for seed in range(4)))
+        assert [pcm for pcm, _ in answers] == [whole(seed, 2) for seed in range(4)]
+        done = (await asyncio.wait(tasks, timeout=QUICK.stuck_s + 2, return_when=asyncio.FIRST_COMPLETED))[0]
+        assert "was silent for" in str(done.pop().result()[1].error)
+        await running.all_up()
+        assert pid is not None
+        assert gone(pid)
+        assert running.starts() == [2, 1]
+        assert share(await ended_within(tasks, 10), 150) == (2, 2)
+
+
+async def test_a_short_silence_costs_nothing(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, knobs={"frame_s": 0.01}) as running:
+        tasks = await running.streams(2, 60)
+        running.kill(0, signal.SIGSTOP)
+        await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        waiting = asyncio.ensure_future(collect(running.speaker, spoken(3, 9)))
+        await until(lambda: running.speaker.stats()["waiting_for_engine"] == 1)
+        running.kill(0, signal.SIGCONT)
+        assert (await asyncio.wait_for(waiting, 5))[0] == whole(9, 3)
+        assert share(await ended_within(tasks, 10), 60) == (2, 0)
+        assert running.starts() == [1]
+
+
+async def test_requests_wait_for_an_engine_within_bounds(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, wait_s=0.6, max_waiting=2) as running:
+        running.set(start_s=1.5)
+        running.kill(0)
+        await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        waiting = [asyncio.ensure_future(collect(running.speaker, spoken())) for _ in range(2)]
+        await until(lambda: running.speaker.stats()["waiting_for_engine"] == 2)
+        with pytest.raises(NotReady, match="enough requests wait") as refusal:
+            await collect(running.speaker, spoken())
+        assert refusal.value.retry_after_s is not None
+        for task in waiting:
+            with pytest.raises(NotReady, match="no engine is up") as refusal:
+                await asyncio.wait_for(task, 3)
+            assert refusal.value.retry_after_s is not None
+            assert refusal.value.retry_after_s >= 1
+        _, outcome = await collect(running.speaker, spoken(timeout_s=0.2))
+        assert (outcome.reason, outcome.num_frames) == ("timeout", 0)
+        await until(lambda: running.speaker.stats()["engines_up"] == 1, 10)
+        assert (await collect(running.speaker, spoken(3, 9)))[0] == whole(9, 3)
+
+
+async def test_a_waiting_request_is_served_by_the_engine_that_comes_back(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1) as running:
+        running.kill(0)
+        await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        assert (await asyncio.wait_for(collect(running.speaker, spoken(3, 9, timeout_s=8.0)), 10))[0] == whole(9, 3)
+
+
+async def test_an_overloaded_engine_hands_on_to_another(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"0": {"places": 0}}) as running:
+        for seed in range(4):
+            assert (await collect(running.speaker, spoken(3, seed)))[0] == whole(seed, 3)
+        assert (await running.speaker.encode_reference(np.ones(8, np.float32))).shape == (4, 1)
+        running.set(places=0)
+        for asking in (collect(running.speaker, spoken()), running.speaker.encode_reference(np.ones(8, np.float32))):
+            with pytest.raises(Overloaded) as refusal:
+                await asking
+            assert refusal.value.retry_after_s >= 2.5
+
+
+async def test_leaving_frees_the_engine(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, knobs={"frame_s": 0.01}) as running:
+        for _ in range(3):
+            async with aclosing(running.speaker.speak(spoken(3000))) as stream:
+                assert isinstance(await anext(stream), Chunk)
+        await until(lambda: running.speaker.stats()["finished"] == {"aborted": 3})
+        assert running.speaker.stats()["open"] == 0
+
+
+@pytest.mark.parametrize(("error", "kind"), [("CheckpointError", CheckpointError), ("NotEnoughMemory", NotEnoughMemory)])
+async def test_a_first_start_that_cannot_help_is_raised_at_once(tmp_path: Path, error: str, kind: type[DuettsError]) -> None:
+    turn(tmp_path, **{"1": {"start_error": error}})
+    began = time.monotonic()
+    with pytest.raises(kind, match=r"folder is empty|9 GB"):
+        await RemoteSpeaker.start(tmp_path, ENGINE, replace(QUICK, engines=2, restart_s=9.0), FAKE)
+    assert time.monotonic() - began < 6
+
+
+async def test_a_process_that_ends_before_it_is_up_is_tried_a_few_times(tmp_path: Path) -> None:
+    turn(tmp_path, exit=9)
+    with pytest.raises(EngineFailure, match="ended with code 9"):
+        await RemoteSpeaker.start(tmp_path, ENGINE, QUICK, FAKE)
+
+
+async def test_a_command_that_is_not_there_is_an_engine_failure(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailure, match="cannot be started"):
+        await RemoteSpeaker.start(tmp_path, ENGINE, QUICK, ("/no/such/program",))
+
+
+async def test_a_start_that_takes_too_long_is_a_failure(tmp_path: Path) -> None:
+    turn(tmp_path, start_s=60)
+    with pytest.raises(EngineFailure, match=r"not ready within 0\.3 s"):
+        await RemoteSpeaker.start(tmp_path, ENGINE, replace(QUICK, start_limit_s=0.3), FAKE)
+
+
+async def test_later_starts_are_tried_again_whatever_they_say(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, wait_s=0.1) as running:
+        running.set(start_error="NotEnoughMemory")
+        running.kill(0)
+        await until(lambda: running.starts()[0] >= 3, 10)
+        with pytest.raises(NotReady):
+            await collect(running.speaker, spoken())
+        running.set()
+        await until(lambda: running.speaker.stats()["engines_up"] == 1, 10)
+        assert (await collect(running.speaker, spoken(3, 9)))[0] == whole(9, 3)
+
+
+async def test_a_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
+    turn(tmp_path, start_s=60)
+    starting = asyncio.ensure_future(RemoteSpeaker.start(tmp_path, ENGINE, replace(QUICK, engines=2), FAKE))
+    await asyncio.sleep(0.7)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert children() == []
+
+
+def children() -> list[int]:
+    """The live processes that this one has started and that run fake engines."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == os.getpid() and FAKE[2] in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+async def test_closing_ends_everything(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.02}) as running:
+        tasks = await running.streams(4, 3000)
+        pids = running.pids()
+        await asyncio.wait_for(running.speaker.close(), 5)
+        for _, outcome in await ended_within(tasks, 1):
+            assert isinstance(outcome.error, Aborted)
+        assert all(gone(pid) for pid in pids if pid)
+        assert children() == []
+        with pytest.raises(NotReady):
+            await collect(running.speaker, spoken())
+
+
+async def test_closing_while_an_engine_waits_for_its_restart_or_is_starting(tmp_path: Path) -> None:
+    for wait in (30.0, 0.01):
+        async with fleet(tmp_path, 1, restart_s=wait, restart_max_s=30.0) as running:
+            running.set(start_s=30)
+            running.kill(0)
+            await until(lambda running=running: running.speaker.stats()["engines_up"] == 0)
+            await asyncio.sleep(0.4)
+            waiting = asyncio.ensure_future(collect(running.speaker, spoken()))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(running.speaker.close(), 5)
+            with pytest.raises(NotReady, match="closed"):
+                await waiting
+        assert children() == []
+
+
+async def test_an_engine_with_a_dead_part_is_started_again(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.02}) as running:
+        tasks = await running.streams(4, 100)
+        running.set(**{"frame_s": 0.02, "0": {"alive": False}})
+        await until(lambda: running.starts()[0] == 2)
+        running.set(frame_s=0.02)
+        await running.all_up()
+        done = await ended_within(tasks, 10)
+        assert sorted(outcome.reason for _, outcome in done) == ["aborted"] * 2 + ["length"] * 2
+
+
+async def test_sigterm_drains_one_engine_and_another_takes_over(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.02}) as running:
+        tasks = await running.streams(4, 50)
+        running.kill(0, signal.SIGINT)  # not meant for engines
+        running.kill(0, signal.SIGTERM)
+        await until(lambda: running.speaker.stats()["engines"][0]["state"] == "draining")
+        assert (await collect(running.speaker, spoken(3, 9)))[0] == whole(9, 3)
+        assert share(await ended_within(tasks, 10), 50) == (4, 0)  # what ran has been finished
+        await running.all_up()
+        assert running.starts() == [2, 1]
+
+
+async def test_draining_has_a_limit_and_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path, knobs={"frame_s": 0.02}, drain_s=0.5) as running:
+        tasks = await running.streams(4, 300)
+        running.kill(0, signal.SIGTERM)
+        running.kill(1, signal.SIGTERM)
+        await until(lambda: running.speaker.stats()["engines"][1]["state"] == "draining")
+        running.kill(1, signal.SIGTERM)
+        done = await ended_within(tasks, 5)
+        assert sorted((outcome.reason, type(outcome.error)) for _, outcome in done) == sorted(
+            [("aborted", Aborted)] * 2 + [("failed", EngineFailure)] * 2, key=str
+        ) or {outcome.reason for _, outcome in done} == {"aborted", "failed"}
+        await running.all_up()
+
+
+async def test_engines_can_be_reached_over_tcp(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with fleet(tmp_path, 1, listen=f"tcp://127.0.0.1:{port}") as running:
+        assert (await collect(running.speaker, spoken(30, 9)))[0] == whole(9, 30)
+        running.kill(0)
+        await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        assert (await collect(running.speaker, spoken(30, 9)))[0] == whole(9, 30)
+
+
+SERVER = """
+import asyncio, json, sys
+from pathlib import Path
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.remote import RemoteSpeaker
+
+async def main():
+    speaker = await RemoteSpeaker.start(Path(sys.argv[1]), EngineConfig(device="cpu"), ProcessConfig(engines=2), sys.argv[2:])
+    print(json.dumps([engine["pid"] for engine in speaker.stats()["engines"]]), flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+async def test_engines_end_when_their_server_does_however_it_does(tmp_path: Path, ending: int) -> None:
+    """Also the one that is stopped and could not notice by itself. Nothing of theirs stays in the temporary folder."""
+    command = [sys.executable, "-c", SERVER, str(tmp_path), *FAKE]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: ASYNC220
+    assert server.stdout is not None
+    pids = json.loads(await asyncio.to_thread(server.stdout.readline))
+    try:
+        os.kill(pids[1], signal.SIGSTOP)
+        server.send_signal(ending)
+        await until(lambda: all(gone(pid) for pid in pids))
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def test_the_wait_before_a_restart_doubles_up_to_a_limit() -> None:
+    config = ProcessConfig()
+    assert [backoff_s(failures, config) for failures in range(9)] == [0.5, 0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff_s(10**6, config) == 30
+
+
+def test_sockets_lie_in_a_private_folder_with_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = private_folder()
+    try:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert len(str(folder / "engine")) <= 107
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engines": 0}, {"listen": "ipc:///tmp/x"}, {"listen": "tcp://host"}, {"heartbeat_s": 0}, {"silence_s": 0.3},
+        {"stuck_s": 0.5}, {"restart_s": 40.0}, {"max_waiting": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ProcessConfig(**options)
