@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from duetts.text.byte_level import write_byte_tokenizer
-from duetts.text.prompt import SPEECH, SYSTEM, SYSTEM_WITH_REFERENCE, Turn, build_prompt
+from duetts.text.prompt import SPEECH, SYSTEM, SYSTEM_WITH_REFERENCE, Turn, build_prompt, voice_positions
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Int32
 
@@ -73,6 +73,16 @@ def test_history_comes_before_the_text(tokenizer: Tokenizer) -> None:
     turn = (OPEN, "text:Before.", ANSWER, said, "<|im_end|>\n")
     assert prompt[0].tolist() == spelled(tokenizer, *first, *turn, OPEN, "text:Now.", ANSWER)
     check_rows(tokenizer, prompt, [voice, said])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_prompts_of_one_voice_begin_alike(tokenizer: Tokenizer, count: int) -> None:
+    references = [(np.full((tokenizer.num_codebooks, 7), number, np.int32), f"Clip {number}.") for number in range(count)]
+    history = [Turn("Before.", np.ones((tokenizer.num_codebooks, 3), np.int32))]
+    one, other = build_prompt(tokenizer, references, [], "This."), build_prompt(tokenizer, references, history, "Other words.")
+    shared = voice_positions(tokenizer, references)
+    assert 7 * count < shared < min(one.shape[1], other.shape[1])
+    assert np.array_equal(one[:, :shared], other[:, :shared])
 
 
 def test_layout_strings_in_text_stay_text(tokenizer: Tokenizer) -> None:

@@ -65,14 +65,16 @@ class Engine:
     # -- from any thread ---------------------------------------------------------------------------------------------
 
     def submit(self, utterance: Utterance, channel: Channel) -> Sequence:
-        """Queues an utterance. Raises `Overloaded` when the line is full, `NotReady` after `close`."""
-        sequence = Sequence(
-            utterance, channel, Playout(self._parts.room.frame_s), blocks=self._scheduler.prepare(utterance)
-        )  # fmt: skip
+        """Queues an utterance. Raises `Overloaded` when the line is full, but never for one that continues a request, and
+        `NotReady` after `close`."""
+        playout = Playout(self._parts.room.frame_s)
+        if utterance.continues:
+            playout.began = time.monotonic() + utterance.lead_s
+        sequence = Sequence(utterance, channel, playout, blocks=self._scheduler.prepare(utterance))
         needed = sequence.prompt_length + utterance.max_frames
         assert needed <= self._parts.room.length, f"{needed} positions are needed, a sequence has {self._parts.room.length}"
         with self._wake:
-            self._check_room()
+            self._check_room(beyond=utterance.continues)
             self._open += 1
             self._inbox.append(lambda: self._scheduler.add(sequence))
             self._wake.notify()
@@ -141,11 +143,11 @@ class Engine:
         self._scheduler.assert_idle()
         assert self._codec.idle, "the codec still holds streams"
 
-    def _check_room(self) -> None:
+    def _check_room(self, *, beyond: bool) -> None:
         if self._draining or not self._alive:
             raise NotReady("the engine takes nothing more")
         slots, queue = self._parts.room.slots, self._parts.max_queue
-        if self._open >= slots + queue:
+        if self._open >= slots + queue and not beyond:
             ahead = 1 + queue / slots  # how often every slot changes hands before a new one's turn
             wait_s = max(1.0, self._seconds_per_request * ahead)
             raise Overloaded(f"all {slots + queue} places are taken", retry_after_s=wait_s)

@@ -98,7 +98,11 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.most_pages <= self.pool.num_pages, f"{sequence.most_pages} pages are needed"
-        self._lines[sequence.streaming].append(sequence)
+        line = self._lines[sequence.streaming]
+        if sequence.utterance.continues:
+            line.appendleft(sequence)
+        else:
+            line.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and gives its slot and pages back."""
@@ -124,7 +128,7 @@ class Scheduler:
         """Listeners first, in order of arrival. A listener who lacks pages or a slot also keeps complete answers out."""
         complete, listening = self._lines
         while listening:
-            if self._would_be_late():
+            if not listening[0].utterance.continues and self._would_be_late():
                 break
             if not self._place(listening[0], now):
                 return

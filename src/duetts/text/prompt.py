@@ -75,12 +75,30 @@ def build_prompt(tokenizer: Tokenizer, references: Sequence[CodedReference], his
     return layout(tokenizer, references, history, text)
 
 
+def voice_positions(tokenizer: Tokenizer, references: Sequence[CodedReference]) -> int:
+    """With how many positions every prompt with these references begins, whatever its text and history."""
+    columns = _Columns(tokenizer)
+    {"fish_qwen3_omni": _chat_voice, "dual_ar": _interleave_voice}[tokenizer.model_type](columns, references)
+    return columns.array().shape[1]
+
+
 def chat_layout(tokenizer: Tokenizer, references: Sequence[CodedReference], history: Sequence[Turn], text: str) -> Int32:
     """S2 Pro: a system message with all references, then user and assistant messages in turn.
 
     A transcript without a speaker tag gets the tag of its place; the text to speak is taken as it is.
     """
     columns = _Columns(tokenizer)
+    _chat_voice(columns, references)
+    for turn in history:
+        _open_speech(columns, turn.text)
+        columns.frames(turn.codes)
+        columns.piece(END + "\n")
+    _open_speech(columns, text)
+    return columns.array()
+
+
+def _chat_voice(columns: _Columns, references: Sequence[CodedReference]) -> None:
+    """The system message, the same for all that is said in a voice."""
     columns.piece(START + SYSTEM_ROLE)
     if references:
         columns.piece(SYSTEM_WITH_REFERENCE)
@@ -91,25 +109,28 @@ def chat_layout(tokenizer: Tokenizer, references: Sequence[CodedReference], hist
     else:
         columns.piece(SYSTEM)
     columns.piece(END + "\n")
-    for turn in history:
-        _open_speech(columns, turn.text)
-        columns.frames(turn.codes)
-        columns.piece(END + "\n")
-    _open_speech(columns, text)
-    return columns.array()
 
 
 def interleave_layout(tokenizer: Tokenizer, references: Sequence[CodedReference], history: Sequence[Turn], text: str) -> Int32:
     """S1: text and speech side by side, all by speaker 0. Written from a description, untested against a reference."""
     columns = _Columns(tokenizer)
-    columns.piece("<|interleave|>")
-    spoken = [(transcript, codes) for codes, transcript in references] + [(turn.text, turn.codes) for turn in history]
-    for transcript, codes in spoken:
-        columns.text(_tagged(transcript, 0))
-        columns.frames(codes)
-        columns.piece(END)
+    _interleave_voice(columns, references)
+    for turn in history:
+        _interleave_turn(columns, turn.text, turn.codes)
     columns.text(_tagged(text, 0))
     return columns.array()
+
+
+def _interleave_voice(columns: _Columns, references: Sequence[CodedReference]) -> None:
+    columns.piece("<|interleave|>")
+    for codes, transcript in references:
+        _interleave_turn(columns, transcript, codes)
+
+
+def _interleave_turn(columns: _Columns, text: str, codes: Int32) -> None:
+    columns.text(_tagged(text, 0))
+    columns.frames(codes)
+    columns.piece(END)
 
 
 def _open_speech(columns: _Columns, text: str) -> None:
