@@ -4,6 +4,7 @@ from __future__ import annotations
 
 DECAY = 0.98  # weight of the past at every new measurement
 SHARE = 0.85  # of a frame's duration that may be planned for; the rest is for prompts, references and accidents
+PATIENCE = 1.1  # where a frame takes longer than it lasts, steps may become so many times slower than for one listener
 
 
 class Pace:
@@ -12,7 +13,7 @@ class Pace:
     def __init__(self) -> None:
         self._weight = 0.0
         self._rows = self._seconds = self._rows_squared = self._products = 0.0
-        self._codec_s: float | None = None
+        self._codec_frames = self._codec_s = 0.0
 
     def saw_step(self, rows: int, seconds: float) -> None:
         self._weight = DECAY * self._weight + 1
@@ -23,8 +24,8 @@ class Pace:
 
     def saw_codec(self, frames: int, seconds: float) -> None:
         """A codec call that decoded `frames` in all streams together."""
-        each_s = seconds / frames
-        self._codec_s = each_s if self._codec_s is None else DECAY * self._codec_s + (1 - DECAY) * each_s
+        self._codec_frames = DECAY * self._codec_frames + frames
+        self._codec_s = DECAY * self._codec_s + seconds
 
     def step_s(self, rows: int) -> float | None:
         """Expected seconds of a step, or None before the first."""
@@ -41,24 +42,23 @@ class Pace:
     @property
     def codec_frame_s(self) -> float:
         """Codec seconds per frame, 0 before the first call."""
-        return self._codec_s or 0.0
+        return self._codec_s / self._codec_frames if self._codec_frames else 0.0
 
     def streams(self, rows: int, frame_s: float, *, shared_thread: bool) -> float:
-        """How many listeners can be served in real time when a step takes at most `rows`; infinite before the first step.
+        """How many listeners can be served when a step takes at most `rows` of them: as many as are all in time, or as make
+        nobody noticeably later than alone. At least one; infinite before the first step.
 
         With `shared_thread` the codec takes its time out of the steps', otherwise it runs beside them.
         """
-        full_s = self.step_s(rows)
-        one_s = self.step_s(1)
+        full_s, one_s = self.step_s(rows), self.step_s(1)
         if full_s is None or one_s is None:
             return float("inf")
-        time_s, codec_s = SHARE * frame_s, self.codec_frame_s
-        beside = float("inf") if shared_thread or codec_s == 0 else time_s / codec_s
+        codec_s = self.codec_frame_s
         own_codec_s = codec_s if shared_thread else 0.0
-        # n listeners need ceil(n / rows) steps a frame; beyond one full step their number is a matter of time per row.
-        if full_s + rows * own_codec_s <= time_s:
-            return min(beside, time_s / (full_s / rows + own_codec_s))
-        each_s = (full_s - one_s) / max(1, rows - 1) + own_codec_s
-        if each_s <= 0:
-            return 0.0
-        return min(beside, max(0.0, 1 + (time_s - one_s - own_codec_s) / each_s))
+        time_s = max(SHARE * frame_s, PATIENCE * (one_s + own_codec_s))
+        if full_s + rows * own_codec_s <= time_s:  # n listeners need n / rows full steps a frame
+            served = time_s / (full_s / rows + own_codec_s)
+        else:
+            served = 1 + (time_s - one_s - own_codec_s) / ((full_s - one_s) / (rows - 1) + own_codec_s)
+        decoded = float("inf") if shared_thread or codec_s == 0 else SHARE * frame_s / codec_s
+        return max(1.0, min(served, decoded))

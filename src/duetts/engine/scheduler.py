@@ -137,12 +137,10 @@ class Scheduler:
             complete.popleft()
 
     def _would_be_late(self) -> bool:
-        """Whether one listener more would make some wait. If not even one can be served in time, lateness says nothing."""
-        if not self._watch_lateness:
-            return False
+        """Whether one listener more would make some wait who would not without."""
         room = self.room
         most = self.pace.streams(room.rows, room.frame_s, shared_thread=room.shared_thread)
-        return 1 <= most < self._listeners + 1
+        return self._watch_lateness and most < self._listeners + 1
 
     def _place(self, sequence: Sequence, now: float) -> bool:
         """Slot and pages for a waiting sequence, if need be at the cost of complete answers. False if it must wait."""
