@@ -259,6 +259,14 @@ def test_limits_are_named(field: str, value: float, limits: str) -> None:
     assert (caught.value.field, caught.value.code) == (field, "out_of_range")
 
 
+def test_filters_start_no_threads() -> None:
+    before = len(os.listdir("/proc/self/task"))
+    outputs = [OutputStream(plan_output(RATE, response_format="pcm", speed=3, volume=1), RATE) for _ in range(4)]
+    for output in outputs:
+        output.write(bytes(8 * FRAME))
+    assert len(os.listdir("/proc/self/task")) == before
+
+
 def test_outputs_that_are_given_up_leave_nothing_behind() -> None:
     """Encoders of FLAC hold 7 MB each. The collector is off: closing must free them by itself."""
 
