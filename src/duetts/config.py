@@ -130,7 +130,11 @@ class ProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may cost before anything is computed for it."""
+    """What a request may cost before anything is computed for it, and what of references is kept.
+
+    `reference_queue` clips may wait to be decoded. Codes of references are kept up to `reference_cache_bytes` in memory and
+    `reference_disk_bytes` in the cache folder; 0 keeps none there.
+    """
 
     max_body_bytes: int = 16 * MIB
     max_input_chars: int = 32768
@@ -139,13 +143,16 @@ class Limits:
     reference_min_s: float = 1.0
     reference_max_s: float = 30.0
     references_total_s: float = 60.0
+    reference_queue: int = 128
     reference_cache_bytes: int = 512 * MIB
+    reference_disk_bytes: int = 256 * MIB
     max_new_tokens: int = 2048
 
     def __post_init__(self) -> None:
         _at_least(1024, max_body_bytes=self.max_body_bytes, reference_bytes=self.reference_bytes)
         _at_least(1, max_input_chars=self.max_input_chars, max_references=self.max_references)
-        _at_least(1, max_new_tokens=self.max_new_tokens)
+        _at_least(1, max_new_tokens=self.max_new_tokens, reference_queue=self.reference_queue)
+        _at_least(0, reference_cache_bytes=self.reference_cache_bytes, reference_disk_bytes=self.reference_disk_bytes)
         _require(
             0 < self.reference_min_s <= self.reference_max_s,
             f"reference seconds {self.reference_min_s}..{self.reference_max_s} are no range",

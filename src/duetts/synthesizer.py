@@ -22,7 +22,6 @@ from duetts.text.rules import clean_text, frames_bound
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import (
     Chunk,
-    Float32,
     Int32,
     Outcome,
     Sampling,
@@ -32,7 +31,7 @@ from duetts.types import (
     SpeechRequest,
     Utterance,
 )
-from duetts.voices.reference import ReferenceCodes
+from duetts.voices.reference import Clip, ReferenceCodes
 
 # Inclusive ranges of plain numbers in a request.
 RANGES: dict[str, tuple[float, float]] = {
@@ -72,7 +71,8 @@ class Synthesizer:
         self._tokenizer = Tokenizer.load(folder, self._config)
         self._defaults = read_sampling(folder)
         self._speaker = speaker
-        self._references = ReferenceCodes(speaker.encode_reference, speaker.info.sample_rate, self.limits)
+        rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
+        self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id)
 
     @property
     def info(self) -> SpeakerInfo:
@@ -83,9 +83,12 @@ class Synthesizer:
             **self._speaker.stats(),
             "reference_hits": self._references.hits,
             "reference_misses": self._references.misses,
+            "reference_disk_hits": self._references.disk_hits,
+            "reference_bytes": self._references.num_bytes,
         }
 
     async def close(self) -> None:
+        self._references.close()
         await self._speaker.close()
 
     async def start(self, request: SpeechRequest) -> Speech:
@@ -100,10 +103,10 @@ class Synthesizer:
         silence = np.zeros((self.info.num_codebooks, 0), np.int32)
         positions = self._prompt([(silence, transcript) for transcript in transcripts], text).shape[1]
         self._check_length(positions, max_frames, request)
-        waves = await self._decode_references(request)
-        positions += sum(-(-len(wave) // self.info.frame_length) for wave in waves)
+        clips = await self._decode_references(request)
+        positions += sum(-(-clip.num_samples // self.info.frame_length) for clip in clips)
         self._check_length(positions, max_frames, request)
-        codes = [await self._references.codes(wave) for wave in waves]
+        codes = [(await self._references.codes(clip)).codes for clip in clips]
         prompt = self._prompt(list(zip(codes, transcripts, strict=True)), text)
         utterance = Utterance(
             request_id=request.request_id,
@@ -158,15 +161,15 @@ class Synthesizer:
             for reference in request.references
         ]
 
-    async def _decode_references(self, request: SpeechRequest) -> list[Float32]:
-        waves = [await self._references.decode(reference.audio, "ref_audio") for reference in request.references]
-        total = sum(len(wave) for wave in waves) / self.info.sample_rate
+    async def _decode_references(self, request: SpeechRequest) -> list[Clip]:
+        clips = [await self._references.decode(reference.audio, "ref_audio") for reference in request.references]
+        total = sum(clip.num_samples for clip in clips) / self.info.sample_rate
         if total > self.limits.references_total_s:
             raise InvalidRequest(
                 f"the references last {total:.1f} s together; at most {self.limits.references_total_s:g} s are allowed",
                 field="references", code="reference_too_long",
             )  # fmt: skip
-        return waves
+        return clips
 
     def _check_length(self, positions: int, max_frames: int, request: SpeechRequest) -> None:
         needed, allowed = positions + max_frames, self.info.max_model_len

@@ -145,7 +145,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerInfo:
-    """What the text side must know about the model behind a speaker."""
+    """What the text side must know about the model behind a speaker.
+
+    `codec_id` names all that decides the codes of a reference; without one they are not kept on disk.
+    """
 
     model_type: str
     sample_rate: int
@@ -155,6 +158,7 @@ class SpeakerInfo:
     weights: str = "trained"
     device: str = "cpu"
     dtype: str = "float32"
+    codec_id: str = ""
 
 
 class Speaker(Protocol):
@@ -167,7 +171,10 @@ class Speaker(Protocol):
         ...
 
     async def encode_reference(self, wave: Float32) -> Int32:
-        """Mono float32 [samples] at the codec rate to codes int32 [codebooks, frames]."""
+        """Mono float32 [samples] at the codec rate to codes int32 [codebooks, frames].
+
+        A caller that is cancelled takes its clip out of the line; what has begun may still be finished and returned.
+        """
         ...
 
     def stats(self) -> dict[str, Any]:

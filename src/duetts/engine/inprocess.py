@@ -52,8 +52,19 @@ class InProcessSpeaker:
             self._engine.cancel(sequence)
 
     async def encode_reference(self, wave: Float32) -> Int32:
-        """Mono float32 [samples] at the codec rate -> codes int32 [codebooks, frames]."""
-        return await asyncio.wrap_future(self._engine.encode(wave))
+        """Mono float32 [samples] at the codec rate -> codes int32 [codebooks, frames].
+
+        A caller that is cancelled takes its clip out of the line. Once begun it is finished and returned all the same, for
+        those who come back for it: where encoding is slow, a client that gives up and tries again would never get it.
+        """
+        future = self._engine.encode(wave)
+        codes = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(codes)
+        except asyncio.CancelledError:
+            if future.cancel():
+                raise
+            return await codes
 
     def stats(self) -> dict[str, Any]:
         return self._engine.stats()
@@ -190,4 +201,5 @@ def describe(model: Model, max_model_len: int, device: torch.device, dtype: torc
         weights="dummy" if dummy else "untrained" if model.config.untrained else "trained",
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        codec_id=model.codec.encoding_id(),
     )
