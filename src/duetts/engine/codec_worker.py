@@ -63,11 +63,15 @@ class _Part:
 class CodecWorker:
     """Owns the vocoder, its slots and every stream between its first frame and its end. `on_end` is called once a sequence."""
 
-    def __init__(self, vocoder: Vocoder, policy: ChunkPolicy, pace: Pace, on_end: Callable[[Sequence], None]) -> None:
+    def __init__(
+        self, vocoder: Vocoder, policy: ChunkPolicy, pace: Pace, on_end: Callable[[Sequence], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._vocoder = vocoder
         self._policy = policy
         self._pace = pace
         self._on_end = on_end
+        self._clock = clock
         self._free = list(range(vocoder.slots))
         self._streams: dict[Sequence, _Stream] = {}
         self._changed = threading.Condition()
@@ -152,7 +156,7 @@ class CodecWorker:
 
     def step(self) -> bool:
         """Tells who has ended, and decodes once for those who need it most. False if there was nothing to do."""
-        now = time.monotonic()
+        now = self._clock()
         with self._changed:
             ended = self._take_ended(now)
             parts = self._choose(now)
@@ -219,14 +223,14 @@ class CodecWorker:
         codes = np.stack(stream.frames[:stop], axis=1)
         keep = self._vocoder.quantum in (None, stop)
         fresh = not stream.last
-        stream.last, stream.served = frames, time.monotonic()
+        stream.last, stream.served = frames, self._clock()
         if keep:
             del stream.frames[:stop]
         stream.shown = 0 if keep else stop
         return _Part(stream.sequence, stream.slot, codes, start, keep, fresh)
 
     def _decode(self, parts: list[_Part]) -> None:
-        began = time.monotonic()
+        began = self._clock()
         try:
             for part in parts:
                 if part.fresh:
@@ -240,7 +244,7 @@ class CodecWorker:
             for part in parts:
                 part.sequence.fail(error)
             return
-        now = time.monotonic()
+        now = self._clock()
         self._pace.saw_codec(sum(part.codes.shape[1] - part.start for part in parts), now - began)
         for part, sound in zip(parts, sounds, strict=True):
             frame_bytes = len(sound) // length
