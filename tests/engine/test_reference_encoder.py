@@ -27,7 +27,6 @@ from duetts.models.codec_state import StreamState, StreamView
 from duetts.types import Float32, SpeakerInfo
 from duetts.voices.reference import Clip, ReferenceCodes
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 FRAME = 2048
 
 
@@ -477,26 +476,3 @@ async def test_an_impatient_client_gets_its_voice_at_the_second_try() -> None:
     await asyncio.sleep(0.01)
     assert not encoder.step()
     assert 2.0 not in codec.blocks
-
-
-# -- a GPU ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_a_step_on_a_gpu_waits_for_nothing_and_gives_the_same_codes() -> None:
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    options = {"dtype": torch.float32, "codec_dtype": torch.float32}
-    on_cpu = load_model(GOLDEN / "model", device=torch.device("cpu"), **options).codec
-    on_gpu = load_model(GOLDEN / "model", device=torch.device("cuda"), **options).codec
-    encoder = ReferenceEncoder(on_gpu, max_waiting=4, block_frames=6)
-    waves = [noise(samples, samples) for samples in (1, 5 * FRAME + 1, 40 * FRAME)]
-    futures = [encoder.submit(wave) for wave in waves]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run(encoder)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    for wave, future in zip(waves, futures, strict=True):
-        wrong = np.count_nonzero(future.result(0) != whole(on_cpu, wave))
-        assert wrong <= 0.01 * future.result(0).size
-    assert encoder.idle

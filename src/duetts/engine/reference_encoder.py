@@ -24,8 +24,9 @@ from duetts.types import Float32, Int32
 
 log = logging.getLogger(__name__)
 
-# Frames in a block, measured (docs/performance-log.md): on a CPU larger ones gain nothing, on a GPU smaller ones are launches.
-CPU_BLOCK, GPU_BLOCK = 16, 54
+# Frames in a block, measured (docs/performance-log.md). On a CPU larger ones gain little. On a GPU without graphs every block
+# takes 19 ms to launch, up to this size.
+CPU_BLOCK, GPU_BLOCK = 16, 108
 OLDEST_EVERY = 4  # every so many blocks the oldest clip is served, however long it is
 NOT_FINITE = -1  # stands in the codes for a frame that came to no number
 

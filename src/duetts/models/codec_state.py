@@ -37,7 +37,7 @@ class StreamState:
         for keys, values in self.windows:
             keys[slot].zero_()
             values[slot].zero_()
-        self.position[slot] = 0
+        self.position[slot].zero_()  # assigning a number would wait for the device
 
     def view(self, slots: Sequence[int], *, keep: bool = True) -> StreamView:
         """The given slots, in the order of a batch's rows. Without `keep` the streams stay where they were."""
