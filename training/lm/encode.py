@@ -73,6 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", required=True)
     parser.add_argument("--delete", action="store_true", help="delete audio that has become codes")
     parser.add_argument("--once", action="store_true", help="end when no shard is left; otherwise wait for more")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after this long, whatever is left")
     parser.add_argument("--until", help="end when this file exists and no shard is left")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -86,11 +87,15 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     codec = load_encoder(Path(options.codec), device)
     frames, busy_s, told = 0, 0.0, time.monotonic()
+    end = told + 60 * options.minutes
     while True:
         last = options.once or (options.until is not None and Path(options.until).exists())
         shards = [path for path in list_shards(audio) if not (out / f"{path.name}.safetensors").exists()]
         for path in shards:
             started = time.monotonic()
+            if started > end:
+                shards, last = [], True
+                break
             frames += encode(codec, path, out, device)
             if options.delete:
                 delete_audio(path)
