@@ -191,7 +191,17 @@ class CodecWorker:
         frames = due[0][1]
         if self._vocoder.quantum is not None:
             return [self._cut(due[0][2], frames)]
-        return [self._cut(stream, frames) for _, size, stream in due if size >= frames][:MAX_STREAMS]
+        chosen: list[_Stream] = []
+        entering = 0
+        for _, size, stream in due:
+            enters = stream.slot is None
+            if size < frames or (enters and entering == len(self._free)):
+                continue
+            chosen.append(stream)
+            entering += enters
+            if len(chosen) == MAX_STREAMS:
+                break
+        return [self._cut(stream, frames) for stream in chosen]
 
     def _due(self, stream: _Stream, now: float) -> int:
         """How many frames of a stream should be decoded now."""

@@ -1,0 +1,66 @@
+"""The codec worker with more streams than a call or its slots can take: every frame is decoded once, in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import cast
+
+import numpy as np
+import pytest
+
+from duetts.engine.codec_worker import MAX_STREAMS, CodecWorker
+from duetts.engine.pace import Pace
+from duetts.engine.playout import ChunkPolicy, Playout
+from duetts.engine.sequence import Sequence
+from duetts.engine.stream import Channel
+from duetts.types import Chunk, Int32, Sampling, Utterance
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def put(self, item: Chunk) -> None:
+        self.heard += item.codes[0].tolist()
+
+
+class Vocoder:
+    quantum: int | None = None
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.calls: list[int] = []
+
+    def reset(self, slot: int) -> None:
+        pass
+
+    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
+        assert len(set(slots)) == len(slots) == len(codes), "a slot is used twice in one call"
+        self.calls.append(len(slots))
+        return [bytes(2 * codes.shape[2])] * len(slots)
+
+
+def sequence(number: int, *, streaming: bool) -> tuple[Sequence, Ear]:
+    ear = Ear()
+    utterance = Utterance(str(number), np.zeros((2, 4), np.int32), Sampling(), 0, 20, streaming=streaming)
+    return Sequence(utterance, cast(Channel, ear), Playout(0.05)), ear
+
+
+@pytest.mark.parametrize(("streams", "slots"), [(MAX_STREAMS + 37, 2 * MAX_STREAMS), (40, 7)])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_every_frame_is_decoded_once_and_in_order(streams: int, slots: int, streaming: bool) -> None:
+    ended: Counter[Sequence] = Counter()
+    vocoder = Vocoder(slots)
+    worker = CodecWorker(vocoder, ChunkPolicy(2, 4), Pace(), lambda sequence: ended.update([sequence]))
+    pairs = [sequence(number, streaming=streaming) for number in range(streams)]
+    for frame in range(6):
+        worker.push((each, np.array([frame], np.int32)) for each, _ in pairs)
+    for each, _ in pairs:
+        each.finished = "stop"
+        worker.end(each)
+    for _ in range(10 * streams):
+        worker.step()
+    assert [ear.heard for _, ear in pairs] == [list(range(6))] * streams
+    assert [ended[each] for each, _ in pairs] == [1] * streams
+    assert max(vocoder.calls) <= min(MAX_STREAMS, slots)
+    assert worker.idle
