@@ -61,18 +61,21 @@ class Room:
 class Scheduler:
     """The books of all sequences between their arrival and their last frame.
 
-    `order` says who is served first; `admits` may be set to let listeners in without regard to lateness (simulations do both).
+    `order` says who is served first. Without `watch_lateness` listeners are let in as long as there are slots and pages;
+    without `stand_back` streams far ahead do not yield. Simulations compare these.
     """
 
     def __init__(
         self, room: Room, pool: PagePool, pace: Pace,
-        order: Callable[[Sequence, float], tuple[int, float]] = urgency, *, watch_lateness: bool = True,
+        order: Callable[[Sequence, float], tuple[int, float]] = urgency,
+        *, watch_lateness: bool = True, stand_back: bool = True,
     ) -> None:  # fmt: skip
         self.room = room
         self.pool = pool
         self.pace = pace
         self._order = order
         self._watch_lateness = watch_lateness
+        self._stand_back = stand_back
         self._free_slots = list(range(room.slots))[::-1]
         self._lines: tuple[deque[Sequence], deque[Sequence]] = (deque(), deque())  # complete answers, listeners
         self.running: dict[Sequence, None] = {}
@@ -274,7 +277,7 @@ class Scheduler:
         ]
         ready.sort(key=itemgetter(0))
         first = next((key for key, sequence in ready if sequence.streaming), None)
-        if self._watch_lateness and first is not None and first < (1, NEED_S):
+        if self._stand_back and first is not None and first < (1, NEED_S):
             ready = [pair for pair in ready if not stands_back(pair[1], now)]
         chosen: dict[Sequence, None] = {}
         for _, sequence in ready:
