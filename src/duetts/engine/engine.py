@@ -18,7 +18,7 @@ import numpy as np
 
 from duetts.engine.codec_worker import CodecWorker
 from duetts.engine.pace import Pace
-from duetts.engine.pages import Block, PagePool
+from duetts.engine.pages import Block, PagePool, pages_for
 from duetts.engine.parts import UNSOUND, Parts, Result
 from duetts.engine.playout import Playout
 from duetts.engine.scheduler import Scheduler
@@ -38,15 +38,20 @@ class _Flight:
 
 
 class Engine:
-    """One model on one device. `submit`, `cancel` and `encode` may be called from any thread."""
+    """One model on one device. `submit`, `cancel` and `encode` may be called from any thread.
 
-    def __init__(self, parts: Parts) -> None:
+    Tests drive an engine by hand: without `start` nothing runs until somebody calls `_turn`, at the times that `clock` gives.
+    """
+
+    def __init__(self, parts: Parts, *, start: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        assert pages_for(parts.room.length) <= parts.num_pages, f"{parts.num_pages} pages cannot hold one sequence"
+        self._clock = clock
         self._parts = parts
         self._device = parts.device
         self.pool = PagePool(parts.num_pages)
         self.pace = Pace()
         self._scheduler = Scheduler(parts.room, self.pool, self.pace)
-        self._codec = CodecWorker(parts.vocoder, parts.policy, self.pace, self._settle)
+        self._codec = CodecWorker(parts.vocoder, parts.policy, self.pace, self._settle, clock)
         self._flights: deque[_Flight] = deque()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -56,21 +61,23 @@ class Engine:
         self._frames = self._steps = self._rows = 0
         self._underruns = 0
         self._seconds_per_request = 1.0
-        self._turned = time.monotonic()
+        self._turned = clock()
         if parts.threads is not None:
             self._codec.start(parts.threads.prepare)
-        self._thread = threading.Thread(target=self._run, name="duetts-engine", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="duetts-engine", daemon=True) if start else None
+        if self._thread is not None:
+            self._thread.start()
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 
     def submit(self, utterance: Utterance, channel: Channel) -> Sequence:
         """Queues an utterance. Raises `Overloaded` when the line is full, but never for one that continues a request, and
         `NotReady` after `close`."""
+        now = self._clock()
         playout = Playout(self._parts.room.frame_s)
         if utterance.continues:
-            playout.began = time.monotonic() + utterance.lead_s
-        sequence = Sequence(utterance, channel, playout, blocks=self._scheduler.prepare(utterance))
+            playout.began = now + utterance.lead_s
+        sequence = Sequence(utterance, channel, playout, blocks=self._scheduler.prepare(utterance), submitted=now)
         needed = sequence.prompt_length + utterance.max_frames
         assert needed <= self._parts.room.length, f"{needed} positions are needed, a sequence has {self._parts.room.length}"
         with self._wake:
@@ -96,7 +103,7 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Gauges and counters since the start: plain numbers, and `finished` by reason."""
         scheduler, pool = self._scheduler, self.pool
-        now = time.monotonic()
+        now = self._clock()
         streams = [sequence.playout for sequence in list(scheduler.running) if sequence.playout.began is not None]
         return {
             "running": len(scheduler.running),
@@ -125,7 +132,8 @@ class Engine:
     @property
     def _alive(self) -> bool:
         threads = self._parts.threads
-        return self._thread.is_alive() and self._codec.alive and (threads is None or threads.encoder.alive)
+        looping = self._thread is None or self._thread.is_alive()
+        return looping and self._codec.alive and (threads is None or threads.encoder.alive)
 
     def close(self) -> None:
         """Ends everything that runs as aborted, then stops the threads."""
@@ -133,7 +141,10 @@ class Engine:
             self._draining = True
             self._inbox.append(self._cancel_all)
             self._wake.notify()
-        self._thread.join()
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.join()
         self._codec.close()
         (self._parts.threads or self._parts).encoder.close()
 
@@ -202,7 +213,7 @@ class Engine:
             sequence.cancelled = True
 
     def _end_due(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for sequence in self._scheduler.everyone():
             reason = sequence.verdict(now)
             if reason is not None:
@@ -210,17 +221,17 @@ class Engine:
 
     def _advance(self) -> None:
         """Choose, run, settle: blocks of prompts, a frame of everybody whose turn it is, then the step before that one."""
-        began = self._turned = time.monotonic()
+        began = self._turned = self._clock()
         blocks = self._scheduler.choose_blocks(began)
         for sequence, block in blocks:
             self._read(sequence, block)
-        rows = self._scheduler.choose_rows(time.monotonic())
+        rows = self._scheduler.choose_rows(self._clock())
         if rows:
             self._launch(rows)
         while self._flights and (len(self._flights) > self._device.lag or not rows):
             self._land(self._flights.popleft())
         if rows and not blocks:
-            seconds = time.monotonic() - began
+            seconds = self._clock() - began
             self.pace.saw_step(len(rows), seconds)
             self._codec.made_s = seconds * max(1.0, len(self._scheduler.running) / len(rows))
         if self._parts.threads is None:
@@ -246,7 +257,7 @@ class Engine:
             for sequence in rows:
                 self._launch([sequence])
             return
-        now = time.monotonic()
+        now = self._clock()
         self._flights.append(_Flight(rows, [sequence.run for sequence in rows], result))
         self._steps += 1
         self._rows += len(rows)
@@ -261,7 +272,7 @@ class Engine:
             for sequence in flight.rows:
                 sequence.fail(error)
             return
-        now = time.monotonic()
+        now = self._clock()
         frames: list[tuple[Sequence, Int32]] = []
         ended: list[tuple[Sequence, FinishReason]] = []
         for sequence, run, column in zip(flight.rows, flight.runs, columns, strict=True):
@@ -294,7 +305,7 @@ class Engine:
 
     def _settle(self, sequence: Sequence) -> None:
         """When the last audio is out: frees the place, counts the outcome and tells it."""
-        outcome = sequence.outcome()
+        outcome = sequence.outcome(self._clock())
         with self._wake:
             self._open -= 1
             self._finished[outcome.reason] += 1

@@ -112,7 +112,7 @@ class Sequence:
         known = error if isinstance(error, DuettsError) else EngineFailure(f"a step failed: {type(error).__name__}")
         self.failure = self.failure or known
 
-    def outcome(self) -> Outcome:
+    def outcome(self, now: float) -> Outcome:
         """What the caller is told; call it when the last audio is out."""
         assert self.finished is not None, "outcome of a sequence that has not finished"
         reason, error = self.finished, self.failure
@@ -124,13 +124,13 @@ class Sequence:
             reason = "failed"
         elif self.num_frames == 0:
             reason, error = "failed", EmptyGeneration("the model ended before its first frame")
-        return Outcome(reason, self.num_frames, self.prompt_length, self._timings(), error)
+        return Outcome(reason, self.num_frames, self.prompt_length, self._timings(now), error)
 
-    def _timings(self) -> Timings:
+    def _timings(self, now: float) -> Timings:
         def since(moment: float | None) -> float:
             return 0.0 if moment is None else moment - self.submitted
 
         return Timings(
-            since(self.admitted_at), since(self.read_at), since(self.first_audio_at), time.monotonic() - self.submitted,
+            since(self.admitted_at), since(self.read_at), since(self.first_audio_at), since(now),
             self.playout.worst_underrun_s,
         )  # fmt: skip
