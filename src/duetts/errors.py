@@ -8,9 +8,12 @@ DuettsError
 ├── NotEnoughMemory           the model and its caches do not fit the device
 ├── InvalidRequest            the caller can fix it; names the field and a machine-readable code
 │   ├── UnknownModel          the request names a model that is not served
+│   ├── UnknownSpeech         no speech of this id is known
 │   └── ForbiddenReference    a reference address that the operator does not allow
 ├── RequestEnded              the request did not produce all of its audio
-│   ├── Aborted               the caller went away or cancelled
+│   ├── Aborted               ended from outside: the speaker was closed
+│   │   ├── CallerLeft        the caller went away
+│   │   └── Cancelled         somebody ended it by its id, or by a message
 │   ├── DeadlineExceeded      the request's own time limit passed
 │   ├── EmptyGeneration       the model ended before the first frame
 │   └── EngineFailure         a step failed; the request is lost, the server goes on
@@ -66,6 +69,13 @@ class UnknownModel(InvalidRequest):
         super().__init__(message, field="model", code="model_not_found")
 
 
+class UnknownSpeech(InvalidRequest):
+    """The request is about a speech that is not known, or no longer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field=None, code="request_not_found")
+
+
 class ForbiddenReference(InvalidRequest):
     """A reference address that the operator has not allowed."""
 
@@ -75,7 +85,15 @@ class RequestEnded(DuettsError):
 
 
 class Aborted(RequestEnded):
-    """The caller went away or cancelled."""
+    """The request was ended from outside: the speaker is being closed, or one of the reasons below."""
+
+
+class CallerLeft(Aborted):
+    """The caller went away."""
+
+
+class Cancelled(Aborted):
+    """Somebody ended the request, by its id or by a message."""
 
 
 class DeadlineExceeded(RequestEnded):

@@ -14,6 +14,7 @@ import uvicorn
 
 from duetts.config import MIB, Limits, ServerConfig
 from duetts.server.app import create_app
+from duetts.server.outcomes import Outcomes
 from tests.server.sine import SineService
 
 NATIVE = "fishaudio/s2-pro"
@@ -23,11 +24,12 @@ CONFIG = ServerConfig((NATIVE, "second"), limits=LIMITS)
 
 @dataclass(frozen=True)
 class Door:
-    """What tests use: the service behind, the port, and a client."""
+    """What tests use: the service behind, the port, a client, and what the server keeps."""
 
     service: SineService
     port: int
     http: httpx.Client
+    outcomes: Outcomes
 
     def speak(self, input: Any = "Hello there.", **fields: Any) -> httpx.Response:
         return self.http.post("/v1/audio/speech", json={"input": input, **fields})
@@ -52,14 +54,15 @@ def error_of(response: httpx.Response, status: int, code: str | None, field: str
 @pytest.fixture(scope="session")
 def served() -> Iterator[Door]:
     service = SineService(LIMITS)
-    server = uvicorn.Server(uvicorn.Config(create_app(service, CONFIG), port=0, log_level="critical", lifespan="off"))
+    app = create_app(service, CONFIG)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as http:
-        yield Door(service, port, http)
+        yield Door(service, port, http, app.state.outcomes)
     server.should_exit = True
     thread.join()
 

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duetts.config import ServerConfig
-from duetts.errors import DuettsError
+from duetts.errors import CallerLeft, DuettsError
 from duetts.server.errors import error_kind, error_response
 from duetts.server.models import models_router
+from duetts.server.outcomes import Outcomes, outcomes_router
 from duetts.server.speech import speech_router
 from duetts.types import SpeechService
 
@@ -35,7 +36,9 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,  # a redirect loses the body of a POST in many clients; `Entrance` takes both forms
         exception_handlers={HTTPException: _answer_http_error},
     )
-    app.include_router(speech_router(service, config))
+    outcomes = app.state.outcomes = Outcomes()
+    app.include_router(speech_router(service, config, outcomes))
+    app.include_router(outcomes_router(outcomes))
     app.include_router(models_router(service, config))
     app.add_middleware(Entrance)
     return app
@@ -77,7 +80,7 @@ class Entrance:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:
+        except (ClientDisconnect, CallerLeft):
             log.info("%s: the client left", speech_id)
         except Exception as error:
             _log_failure(speech_id, error)

@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from duetts.errors import (
     Aborted,
+    CallerLeft,
+    Cancelled,
     DeadlineExceeded,
     EmptyGeneration,
     EngineFailure,
@@ -20,6 +22,7 @@ from duetts.errors import (
     NotReady,
     Overloaded,
     UnknownModel,
+    UnknownSpeech,
 )
 
 RETRY_AFTER_S = 5  # while loading or draining
@@ -40,9 +43,12 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
     InvalidRequest: ErrorKind(400, "invalid_request_error"),
     ForbiddenReference: ErrorKind(403, "permission_error"),
     UnknownModel: ErrorKind(404, "not_found_error"),
+    UnknownSpeech: ErrorKind(404, "not_found_error"),
     Overloaded: ErrorKind(429, "rate_limit_error", "queue_full"),
     NotReady: ErrorKind(503, "server_error", "not_ready"),
     Aborted: ErrorKind(503, "server_error", "draining", "the server is stopping; the request was ended"),
+    CallerLeft: ErrorKind(499, "request_error", "client_disconnect", "the client left"),  # for logs and counts only
+    Cancelled: ErrorKind(499, "request_error", "cancelled"),
     DeadlineExceeded: ErrorKind(504, "server_error", "deadline_exceeded", retry=False),
     EmptyGeneration: ErrorKind(500, "server_error", "empty_generation", "the model made no audio for this input", retry=False),
     EngineFailure: ErrorKind(500, "server_error", "internal_error", "the engine failed; this request is lost"),
@@ -65,15 +71,17 @@ def error_kind(error: BaseException) -> ErrorKind:
     return next(EXCEPTIONS[kind] for kind in type(error).__mro__ if kind in EXCEPTIONS)
 
 
-def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
-    """The JSON object of an error in OpenAI's shape."""
+def error_object(error: BaseException) -> dict[str, Any]:
+    """Message, type, param and code, as OpenAI names them."""
     kind = error_kind(error)
     field, code = (error.field, error.code) if isinstance(error, InvalidRequest) else (None, kind.code)
     message = kind.message or (error.detail if isinstance(error, HTTPException) else str(error))
-    return {
-        "error": {"message": message, "type": kind.type, "param": field, "code": code},
-        "request_id": request_id,
-    }
+    return {"message": message, "type": kind.type, "param": field, "code": code}
+
+
+def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
+    """The JSON object of an error in OpenAI's shape."""
+    return {"error": error_object(error), "request_id": request_id}
 
 
 def error_response(error: BaseException, request_id: str) -> Response:

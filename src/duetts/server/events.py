@@ -1,19 +1,20 @@
-"""Speech as server-sent events: deltas with audio in base64, then one event of the end. Knows no speech and no formats."""
+"""Speech as server-sent events: deltas with audio in base64, then one event of the end. Knows no formats."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from duetts.errors import CallerLeft
 from duetts.server.errors import error_body
+from duetts.server.rendition import Rendition
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 SILENCE_S = 10.0
@@ -28,26 +29,19 @@ def event(kind: str, **fields: Any) -> bytes:
 
 class EventStream(Response):
     """A delta for every piece of audio and a comment for every silence, then `done`, or `error` if the speech failed.
+    `closing` is closed at the end."""
 
-    `shared` fields stand in each delta; `done` gives those of the last event. `closing` is closed at the end.
-    """
-
-    def __init__(
-        self,
-        headers: dict[str, str],
-        audio: AsyncGenerator[bytes, None],
-        closing: AsyncExitStack,
-        shared: dict[str, Any],
-        done: Callable[[], dict[str, Any]],
-    ) -> None:
+    def __init__(self, headers: dict[str, str], rendition: Rendition, closing: AsyncExitStack) -> None:
         super().__init__(None, 200, headers | {"Content-Type": CONTENT_TYPE})
         del self.headers["content-length"]
-        self._audio, self._closing, self._shared, self._done = audio, closing, shared, done
+        self._rendition, self._closing = rendition, closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error that an event has told is raised after the end of the body, for the log."""
         failure: BaseException | None = None
-        async with self._closing, aclosing(_with_silences(self._audio)) as items:
+        output = self._rendition.order.output
+        shared = {"format": output.format, "sample_rate": output.sample_rate}
+        async with self._closing, aclosing(_with_silences(aiter(self._rendition))) as items:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for item in items:
                 if isinstance(item, BaseException):
@@ -56,15 +50,21 @@ class EventStream(Response):
                 elif item is None:
                     body = KEEP_ALIVE
                 else:
-                    body = event("speech.audio.delta", audio=base64.b64encode(item).decode(), **self._shared)
+                    body = event("speech.audio.delta", audio=base64.b64encode(item).decode(), **shared)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-            last = event("speech.audio.done", **self._done()) if failure is None else b""
+            last = event("speech.audio.done", **_done(self._rendition)) if failure is None else b""
             await send({"type": "http.response.body", "body": last, "more_body": False})
-        if failure is not None:
-            raise failure
+            if failure is not None:
+                raise failure
 
 
-async def _with_silences(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes | BaseException | None, None]:
+def _done(rendition: Rendition) -> dict[str, Any]:
+    """The fields of the last event."""
+    duration = round(rendition.output.duration_s, 6)
+    return {"usage": rendition.usage(), "finish_reason": rendition.outcome.reason, "duration": duration}
+
+
+async def _with_silences(audio: AsyncIterator[bytes]) -> AsyncGenerator[bytes | BaseException | None, None]:
     """The pieces of audio, None for every `SILENCE_S` without one, and an error of theirs as the last item."""
     while True:
         task = asyncio.ensure_future(_next(audio))
@@ -75,7 +75,7 @@ async def _with_silences(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[b
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         error = task.exception()
-        if isinstance(error, ClientDisconnect):
+        if isinstance(error, CallerLeft):
             raise error
         if error is not None:
             yield error
@@ -85,6 +85,6 @@ async def _with_silences(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[b
         yield task.result()
 
 
-async def _next(audio: AsyncGenerator[bytes, None]) -> bytes | None:
+async def _next(audio: AsyncIterator[bytes]) -> bytes | None:
     """None at the end: a StopAsyncIteration cannot leave a task."""
     return await anext(audio, None)

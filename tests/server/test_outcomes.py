@@ -1,0 +1,162 @@
+"""How speeches ended, asked for by their ids; and ending them by their ids."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from duetts.errors import CallerLeft, DeadlineExceeded, EngineFailure
+from duetts.server.outcomes import KEPT, Outcomes
+from tests.server.conftest import Door, error_of
+from tests.server.sine import FRAME, RATE, Knobs
+from tests.server.test_failures import open_request, wait_for_request
+
+
+def outcome_of(door: Door, speech_id: str) -> dict[str, Any]:
+    """Once it is there: a client may have the last byte a moment before the server has settled."""
+    deadline = time.monotonic() + 2
+    while (found := door.http.get(f"/v1/audio/speech/{speech_id}")).status_code == 404 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found.status_code == 200, found.text
+    return dict(found.json())
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "audio"}, {"stream": True}], ids=["complete", "chunked", "events"])
+def test_a_finished_speech_tells_how_it_ended(door: Door, fields: dict[str, Any]) -> None:
+    answer = door.http.post(
+        "/v1/audio/speech", json={"input": "Hello.", "speed": 2, **fields}, headers={"X-Request-Id": "my-own"}
+    )
+    speech_id = answer.headers["X-Speech-Id"]
+    assert answer.headers["X-Request-Id"] == "my-own"
+    assert outcome_of(door, speech_id) == {
+        "request_id": speech_id,
+        "object": "audio.speech.outcome",
+        "finish_reason": "stop",
+        "usage": {
+            "input_tokens": 7,
+            "output_tokens": 3,
+            "total_tokens": 10,
+            "input_token_details": {"text_tokens": 7, "audio_tokens": 0},
+        },
+        "duration": pytest.approx(3 * FRAME / RATE / 2, abs=1e-5),
+        "error": None,
+    }
+    error_of(door.http.get("/v1/audio/speech/my-own"), 404, "request_not_found", None)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "audio"}, {"stream": True}], ids=["complete", "chunked", "events"])
+@pytest.mark.parametrize(
+    ("error", "error_at", "reason", "code"),
+    [
+        (EngineFailure("lost"), 2, "failed", "internal_error"),
+        (EngineFailure("lost"), 3, "failed", "internal_error"),
+        (DeadlineExceeded("late"), 2, "failed", "deadline_exceeded"),
+        (ValueError("secret"), 1, "failed", "internal_error"),
+    ],
+    ids=["raised", "outcome", "deadline", "fault"],
+)
+def test_a_failed_speech_tells_why(
+    door: Door, error: Exception, error_at: int, reason: str, code: str, fields: dict[str, Any]
+) -> None:
+    """At 3 all chunks were there, and the failure is the outcome's."""
+    door.service.knobs = Knobs(error=error, error_at=error_at)
+    try:
+        door.speak(**fields)
+    except httpx.RemoteProtocolError:
+        assert "stream_format" in fields
+    told = outcome_of(door, door.service.requests[0].request_id)
+    assert (told["finish_reason"], told["error"]["code"]) == (reason, code)
+    assert told["usage"]["output_tokens"] == error_at
+    assert "secret" not in str(told)
+
+
+def test_nothing_is_told_before_the_end_or_of_what_never_was(door: Door) -> None:
+    door.service.knobs = Knobs(num_chunks=10**6, chunk_wait_s=0.01)
+    connection = open_request(door, stream_format="audio")
+    wait_for_request(door)
+    speech_id = door.service.requests[0].request_id
+    error_of(door.http.get(f"/v1/audio/speech/{speech_id}"), 404, "request_not_found", None)
+    connection.close()
+    told = outcome_of(door, speech_id)
+    assert (told["finish_reason"], told["error"]["code"]) == ("aborted", "client_disconnect")
+    for path in ("speech-0", "batch", "stream", "%00", "a" * 3000):
+        error_of(door.http.get(f"/v1/audio/speech/{path}"), 404, "request_not_found", None)
+        error_of(door.http.delete(f"/v1/audio/speech/{path}"), 404, "request_not_found", None)
+
+
+def test_a_refused_request_leaves_no_outcome(door: Door) -> None:
+    assert door.speak("  ").status_code == 400
+    error_of(door.http.get(f"/v1/audio/speech/{door.service.requests[0].request_id}"), 404, "request_not_found", None)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [Knobs(start_wait_s=5), Knobs(chunk_wait_s=5), Knobs(num_chunks=10**6, chunk_wait_s=0.01)],
+    ids=["while checked", "before the first chunk", "while speaking"],
+)
+def test_leaving_is_counted_whatever_was_going_on(door: Door, knobs: Knobs) -> None:
+    door.service.knobs = knobs
+    before = door.outcomes.counts["client_disconnect"]
+    connection = open_request(door)
+    wait_for_request(door)
+    time.sleep(0.05)
+    connection.close()
+    told = outcome_of(door, door.service.requests[0].request_id)
+    assert told["error"]["code"] == "client_disconnect"
+    assert door.outcomes.counts["client_disconnect"] == before + 1
+    assert door.outcomes.num_running == 0
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "knobs",
+    [Knobs(start_wait_s=5), Knobs(chunk_wait_s=5), Knobs(num_chunks=10**6, chunk_wait_s=0.01)],
+    ids=["while checked", "before the first chunk", "while speaking"],
+)
+def test_a_delete_ends_a_speech(door: Door, knobs: Knobs, streaming: bool) -> None:
+    """A request without audio so far gets a status that nobody retries, a stream breaks off."""
+    door.service.knobs = knobs
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(door.speak, stream_format="audio" if streaming else None)
+        wait_for_request(door)
+        time.sleep(0.1)
+        speech_id = door.service.requests[0].request_id
+        answer = door.http.delete(f"/v1/audio/speech/{speech_id}")
+        assert answer.json() == {"request_id": speech_id, "object": "audio.speech.cancelled", "cancelled": True}
+        assert door.service.aborted.wait(0.25)
+        if streaming and knobs.num_chunks > 3:
+            with pytest.raises(httpx.RemoteProtocolError):
+                future.result()
+        else:
+            assert "by its id" in error_of(future.result(), 499, "cancelled", None)
+    assert outcome_of(door, speech_id)["error"]["code"] == "cancelled"
+    assert door.http.delete(f"/v1/audio/speech/{speech_id}/").json()["cancelled"] is False
+    door.service.reset()
+    assert door.speak().status_code == 200
+
+
+def test_a_delete_ends_events_with_an_error(door: Door) -> None:
+    door.service.knobs = Knobs(num_chunks=10**6, chunk_wait_s=0.01)
+    with door.http.stream("POST", "/v1/audio/speech", json={"input": "Hello.", "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        timer = threading.Timer(0.1, door.http.delete, [f"/v1/audio/speech/{answer.headers['X-Speech-Id']}"])
+        timer.start()
+        text = "\n".join(lines)
+    assert '"code": "cancelled"' in text.replace('":"', '": "')
+    assert "speech.audio.done" not in text
+
+
+def test_only_the_last_are_kept() -> None:
+    outcomes = Outcomes()
+    for index in range(KEPT + 3):
+        entry = outcomes.begin(f"speech-{index}", lambda reason: None)
+        entry.end(CallerLeft, CallerLeft("left"), None)
+    assert len(outcomes._ended) == KEPT
+    assert "speech-2" not in outcomes._ended
+    assert outcomes.ended("speech-3")["usage"] is None
+    assert outcomes.counts == {"client_disconnect": KEPT + 3}
+    assert outcomes.num_running == 0
