@@ -31,9 +31,10 @@ def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Nothing that tests make lands in the user's cache."""
+    """Nothing that tests make lands in the user's cache, or among the user's voices."""
     folder = tmp_path_factory.mktemp("cache")
     patch = pytest.MonkeyPatch()
     patch.setenv("DUETTS_CACHE_DIR", str(folder))
+    patch.setenv("DUETTS_VOICES_DIR", str(folder / "voices"))
     yield folder
     patch.undo()

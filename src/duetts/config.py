@@ -39,6 +39,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "duetts"
 
 
+def voices_folder() -> Path:
+    """Where stored voices live: `DUETTS_VOICES_DIR`, else the user's data folder, as nothing can make them again."""
+    chosen = environment().get("voices_dir")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "duetts" / "voices"
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
@@ -160,14 +168,51 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class VoicesConfig:
+    """Voices that have names. The folder is made when the first one is stored.
+
+    `default_voice` is a name, "none" for the bare model, "seed:N" for a clip that the model speaks once with that seed, or
+    "auto": the model's own preset, else such a clip, else (without trained weights) the bare model. `aliases` are pairs of
+    another name and a voice's. `max_bytes` bounds the files of all clips together. `overwrite` is what uploads do that do not
+    say whether they replace; `share_audio` gives the clips back to whoever asks.
+    """
+
+    folder: Path = field(default_factory=voices_folder)
+    default_voice: str = "auto"
+    aliases: tuple[tuple[str, str], ...] = ()
+    max_voices: int = 1000
+    max_bytes: int = 2048 * MIB
+    overwrite: bool = False
+    consent_required: bool = True
+    share_audio: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(0, max_voices=self.max_voices, max_bytes=self.max_bytes)
+        _require(bool(self.default_voice.strip()), "the default voice is empty; say none for the bare model")
+        seeded = self.default_voice.startswith("seed:")
+        _require(not seeded or self.default_seed is not None, f"the default voice {self.default_voice!r} is not like seed:7")
+
+    @property
+    def default_seed(self) -> int | None:
+        """N of "seed:N"."""
+        match = re.fullmatch(r"seed:([0-9]{1,18})", self.default_voice)
+        return int(match[1]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id."""
+    """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id.
+
+    `openai_aliases`: OpenAI's names of its speech models mean the native one.
+    """
 
     served_model_names: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8000
     root_path: str = ""
+    openai_aliases: bool = True
     limits: Limits = field(default_factory=Limits)
+    voices: VoicesConfig = field(default_factory=VoicesConfig)
 
     def __post_init__(self) -> None:
         _require(bool(self.served_model_names), "at least one served model name is needed")

@@ -9,7 +9,10 @@ DuettsError
 ├── InvalidRequest            the caller can fix it; names the field and a machine-readable code
 │   ├── UnknownModel          the request names a model that is not served
 │   ├── UnknownSpeech         no speech of this id is known
-│   └── ForbiddenReference    a reference address that the operator does not allow
+│   ├── ForbiddenReference    a reference address that the operator does not allow
+│   ├── VoiceNotFound         no voice, or no consent, is stored under this name
+│   ├── VoiceExists           the name is taken, and nobody said to replace
+│   └── ProtectedVoice        a voice that cannot be removed, or whose clip is not given away
 ├── RequestEnded              the request did not produce all of its audio
 │   ├── Aborted               ended from outside: the speaker was closed
 │   │   ├── CallerLeft        the caller went away
@@ -17,6 +20,7 @@ DuettsError
 │   ├── DeadlineExceeded      the request's own time limit passed
 │   ├── EmptyGeneration       the model ended before the first frame
 │   └── EngineFailure         a step failed; the request is lost, the server goes on
+├── StorageFailure            the disk did not take or give what is stored
 ├── Overloaded                the queue is full; carries a retry time
 ├── NotReady                  loading, draining or dead; carries a retry time if one is known
 └── WireError                 a message between a server and an engine process that cannot be read
@@ -78,6 +82,31 @@ class UnknownSpeech(InvalidRequest):
 
 class ForbiddenReference(InvalidRequest):
     """A reference address that the operator has not allowed."""
+
+
+class VoiceNotFound(InvalidRequest):
+    """Nothing is stored under this name. `code` says what kind of thing was looked for."""
+
+    def __init__(self, message: str, *, field: str | None = "name", code: str = "voice_not_found") -> None:
+        super().__init__(message, field=field, code=code)
+
+
+class VoiceExists(InvalidRequest):
+    """The name is taken, and nobody said to replace. Trying again does not help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="name", code="voice_exists")
+
+
+class ProtectedVoice(InvalidRequest):
+    """A voice that ships with the model or is the default cannot be removed; a clip that is not shared is not given away."""
+
+    def __init__(self, message: str, *, code: str = "voice_protected") -> None:
+        super().__init__(message, field="name", code=code)
+
+
+class StorageFailure(DuettsError):
+    """What is stored cannot be written or read: a full or read-only disk, or damaged files. Messages name no path."""
 
 
 class RequestEnded(DuettsError):

@@ -36,12 +36,65 @@ class Reference:
     text: str
 
 
+VoiceOrigin = Literal["stored", "preset", "generated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A voice with a name, as far as the world may know it. `num_bytes` are those of its clip's file, `duration_s` its length.
+
+    It was stored by a user, ships with the model (`preset`), or is a clip that the model spoke itself (`generated`).
+    """
+
+    name: str
+    transcript: str
+    created_at: int  # seconds since 1970
+    duration_s: float
+    num_bytes: int
+    media_type: str
+    origin: VoiceOrigin = "stored"
+    consent: str = ""
+    description: str = ""
+    language: str = ""
+    tags: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceDraft:
+    """What somebody wants to store as a voice, not yet checked. `audio` is an encoded file of any container."""
+
+    name: str
+    audio: bytes
+    transcript: str | None
+    consent: str = ""
+    description: str = ""
+    language: str = ""
+    tags: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """A recording in which a speaker agrees. `created_at` is seconds since 1970."""
+
+    id: str
+    name: str
+    language: str
+    created_at: int
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a front door asks of the synthesizer. Fields left None take the model's or the server's default."""
+    """What a front door asks of the synthesizer. Fields left None take the model's or the server's default.
+
+    `voice` is a name: "" and "default" are the default voice, "none" is the bare model. References win over it. An unknown one
+    is refused under the name `voice_field`, or is the default voice with `voice_or_default`.
+    """
 
     text: str
     references: tuple[Reference, ...] = ()
+    voice: str = ""
+    voice_field: str = "voice"
+    voice_or_default: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -199,6 +252,8 @@ class Speech:
         sample_rate: int,
         num_pieces: int = 1,
         input_audio_tokens: int = 0,
+        voice: str = "",
+        reference_hit: bool | None = None,
     ) -> None:
         self._source = source
         self.request_id = request_id
@@ -207,6 +262,8 @@ class Speech:
         self.sample_rate = sample_rate
         self.num_pieces = num_pieces
         self.input_audio_tokens = input_audio_tokens  # of `input_tokens`, those that hold frames of a reference
+        self.voice = voice  # its name; "none" is the bare model, "" a clip that came with the request
+        self.reference_hit = reference_hit  # whether nothing had to be encoded; None without a reference
         self.outcome: Outcome | None = None
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -227,6 +284,62 @@ class Speech:
     async def aclose(self) -> None:
         """Stops the engine's work for this request; harmless after its end."""
         await self._source.aclose()
+
+
+class Voices(Protocol):
+    """Voices by name, in any spelling of it. They outlive the process and are shared by those that use the same folder."""
+
+    @property
+    def default_name(self) -> str:
+        """The voice that speaks when nobody names one; "none" is the bare model."""
+        ...
+
+    async def all(self) -> list[Voice]:
+        """Every voice that can be named, by name."""
+        ...
+
+    async def get(self, name: str) -> Voice:
+        """One voice by name. Raises `VoiceNotFound`."""
+        ...
+
+    async def audio(self, name: str) -> bytes:
+        """The file of a voice's clip. Raises `VoiceNotFound`, `ProtectedVoice` where clips are not shared."""
+        ...
+
+    async def add(self, draft: VoiceDraft, *, replace: bool) -> Voice:
+        """Checks and encodes a voice, then keeps it.
+
+        Raises `InvalidRequest` for what is wrong with it, `VoiceExists` unless `replace`; what was there is then untouched.
+        """
+        ...
+
+    async def remove(self, name: str) -> Voice:
+        """Removes a voice and returns what it was. Raises `VoiceNotFound`, `ProtectedVoice`."""
+        ...
+
+
+class Consents(Protocol):
+    """Recordings of consent, kept and nothing more."""
+
+    async def add(self, name: str, language: str, recording: bytes) -> Consent:
+        """Keeps a recording. Raises `InvalidRequest` when there are too many."""
+        ...
+
+    async def all(self) -> list[Consent]:
+        """Every consent, the latest first."""
+        ...
+
+    async def get(self, consent_id: str) -> Consent:
+        """One consent. Raises `VoiceNotFound`."""
+        ...
+
+    async def rename(self, consent_id: str, name: str) -> Consent:
+        """Gives a consent another name. Raises `VoiceNotFound`."""
+        ...
+
+    async def remove(self, consent_id: str) -> None:
+        """Removes a consent. Raises `VoiceNotFound`."""
+        ...
 
 
 class SpeechService(Protocol):

@@ -21,8 +21,12 @@ from duetts.errors import (
     InvalidRequest,
     NotReady,
     Overloaded,
+    ProtectedVoice,
+    StorageFailure,
     UnknownModel,
     UnknownSpeech,
+    VoiceExists,
+    VoiceNotFound,
 )
 
 RETRY_AFTER_S = 5  # while loading or draining
@@ -44,6 +48,10 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
     ForbiddenReference: ErrorKind(403, "permission_error"),
     UnknownModel: ErrorKind(404, "not_found_error"),
     UnknownSpeech: ErrorKind(404, "not_found_error"),
+    VoiceNotFound: ErrorKind(404, "not_found_error"),
+    VoiceExists: ErrorKind(409, "conflict_error", retry=False),
+    ProtectedVoice: ErrorKind(403, "permission_error"),
+    StorageFailure: ErrorKind(500, "server_error", "internal_error", retry=False),
     Overloaded: ErrorKind(429, "rate_limit_error", "queue_full"),
     NotReady: ErrorKind(503, "server_error", "not_ready"),
     Aborted: ErrorKind(503, "server_error", "draining", "the server is stopping; the request was ended"),

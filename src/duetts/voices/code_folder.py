@@ -57,7 +57,7 @@ class CodeFolder:
         except OSError as error:
             self._complain(error)
             return None
-        codes = _parse(key, content)
+        codes = parse_codes(key, content)
         with suppress(OSError):
             if codes is None:
                 log.warning("the reference codes %s are damaged and will be made again", path.name)
@@ -68,8 +68,7 @@ class CodeFolder:
 
     def write(self, key: str, codes: Int32) -> None:
         """Keeps codes, whole or not at all, and makes room."""
-        assert not (codes >> 15).any(), "a code does not fit 15 bits"
-        content = _compose(key, codes.astype(np.int16))
+        content = compose_codes(key, codes)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a voice is its speaker's own
             self._own.mkdir(mode=0o700, exist_ok=True)
@@ -138,11 +137,15 @@ def _checksum(key: str, codes: np.ndarray) -> np.ndarray:
     return np.frombuffer(digest, np.uint8)
 
 
-def _compose(key: str, codes: np.ndarray) -> bytes:
-    return safetensors.numpy.save({"codes": codes, "sha256": _checksum(key, codes)})
+def compose_codes(key: str, codes: Int32) -> bytes:
+    """The content of a file of codes [codebooks, frames], which says of what they are."""
+    assert not (codes >> 15).any(), "a code does not fit 15 bits"
+    narrow = codes.astype(np.int16)
+    return safetensors.numpy.save({"codes": narrow, "sha256": _checksum(key, narrow)})
 
 
-def _parse(key: str, content: bytes) -> Int32 | None:
+def parse_codes(key: str, content: bytes) -> Int32 | None:
+    """The codes in a file's content, if they are whole and those of the key."""
     try:
         found = safetensors.numpy.load(content)
         codes, checksum = found["codes"], found["sha256"]

@@ -1,0 +1,139 @@
+"""Recordings in which speakers agree, kept on disk and nothing more. No HTTP; nothing looks into the recordings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import time
+
+from duetts.errors import CheckpointError, InvalidRequest, VoiceNotFound
+from duetts.json_fields import Fields, read_json
+from duetts.types import Consent
+from duetts.voices.sharing import Threads
+from duetts.voices.store import REMOVED, WRITING, place_file, storage, sync_folder
+
+log = logging.getLogger(__name__)
+
+CONSENT_ID = re.compile(r"cons_[0-9a-f]{24}")
+RECORD = "consent.json"
+MAX_CHARS = 256  # of a name or language
+
+
+class ConsentStore:
+    """Consents in a folder, one folder each, under ids that are made here. Any number of processes; one event loop."""
+
+    def __init__(self, folder: Path, max_consents: int, max_bytes: int, max_waiting: int) -> None:
+        self._folder = folder
+        self._max_consents = max_consents
+        self._max_bytes = max_bytes
+        self._threads = Threads("duetts-consents", 1, max_waiting)
+
+    async def add(self, name: str, language: str, recording: bytes) -> Consent:
+        """Keeps a recording, whole or not at all. Raises `InvalidRequest`, `StorageFailure`."""
+        consent = Consent(f"cons_{secrets.token_hex(12)}", _checked("name", name), _checked("language", language), int(time()))
+        if not recording:
+            raise InvalidRequest("recording is empty: it has 0 bytes", field="recording")
+        if len(recording) > self._max_bytes:
+            raise InvalidRequest(
+                f"recording has {len(recording)} bytes; at most {self._max_bytes} are allowed", field="recording",
+                code="reference_too_large",
+            )  # fmt: skip
+        return await self._threads.run(self._write, consent, recording)
+
+    async def all(self) -> list[Consent]:
+        """Every consent, the latest first."""
+        return await self._threads.run(self._read_all)
+
+    async def get(self, consent_id: str) -> Consent:
+        """One consent. Raises `VoiceNotFound`."""
+        return await self._threads.run(self._read, consent_id)
+
+    async def rename(self, consent_id: str, name: str) -> Consent:
+        """Gives a consent another name. Raises `VoiceNotFound`, `StorageFailure`."""
+        return await self._threads.run(self._rename, consent_id, _checked("name", name))
+
+    async def remove(self, consent_id: str) -> None:
+        """Removes a consent. Raises `VoiceNotFound`, `StorageFailure`."""
+        await self._threads.run(self._remove, consent_id)
+
+    def close(self) -> None:
+        """Reads and writes no more. Waits for nothing."""
+        self._threads.close()
+
+    def _write(self, consent: Consent, recording: bytes) -> Consent:
+        if len(self._ids()) >= self._max_consents:
+            raise InvalidRequest(
+                f"there are {self._max_consents} consents, and no more are allowed; remove some first", field="name",
+                code="voice_limit",
+            )  # fmt: skip
+        with storage():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(dir=self._folder, prefix=WRITING))
+            try:
+                place_file(aside / "recording", recording)
+                place_file(aside / RECORD, _record(consent))
+                os.rename(aside, self._folder / consent.id)
+            except OSError:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            sync_folder(self._folder)
+        return consent
+
+    def _ids(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._folder) if CONSENT_ID.fullmatch(name)]
+        except OSError:
+            return []
+
+    def _read_all(self) -> list[Consent]:
+        found = []
+        for consent_id in self._ids():
+            try:
+                found.append(self._read(consent_id))
+            except VoiceNotFound:
+                log.warning("the consent %s cannot be read and is left out", consent_id)
+        return sorted(found, key=lambda consent: (-consent.created_at, consent.id))
+
+    def _read(self, consent_id: str) -> Consent:
+        if not CONSENT_ID.fullmatch(consent_id):
+            raise _not_found(consent_id)
+        try:
+            fields = Fields(read_json(self._folder / consent_id / RECORD), "consent")
+            return Consent(consent_id, fields.text("name", ""), fields.text("language", ""), fields.integer("created_at"))
+        except CheckpointError as error:
+            raise _not_found(consent_id) from error
+
+    def _rename(self, consent_id: str, name: str) -> Consent:
+        consent = replace(self._read(consent_id), name=name)
+        with storage():
+            place_file(self._folder / consent_id / RECORD, _record(consent))
+        return consent
+
+    def _remove(self, consent_id: str) -> None:
+        self._read(consent_id)
+        aside = self._folder / f"{REMOVED}{secrets.token_hex(8)}"
+        with storage():
+            os.rename(self._folder / consent_id, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _record(consent: Consent) -> bytes:
+    return json.dumps(asdict(consent), indent=1, ensure_ascii=False).encode("utf-8")
+
+
+def _checked(field: str, text: str) -> str:
+    text = text.strip()
+    if not text or len(text) > MAX_CHARS or not text.isprintable():
+        raise InvalidRequest(f"{field} must be 1 to {MAX_CHARS} characters that print", field=field)
+    return text
+
+
+def _not_found(consent_id: str) -> VoiceNotFound:
+    return VoiceNotFound(f"there is no consent {consent_id[:64]!r}", field="id", code="consent_not_found")
