@@ -71,6 +71,12 @@ def cut(text: str, max_bytes: int) -> list[str]:
     return [first.tag + text[first.start : last.end] for first, last in groups]
 
 
+def places(text: str) -> dict[int, int]:
+    """Where a text may be cut, and the rank of each place; those inside of words are left out."""
+    found = _Places(text)
+    return dict.fromkeys(found.words(0, len(text), len(text.encode())), SPACE) | found.ranks
+
+
 def has_speech(text: str) -> bool:
     """Whether there is a letter or digit outside speaker tags and phoneme tokens."""
     return any(character.isalnum() for character in ALLOWED_TOKEN.sub("", text))
