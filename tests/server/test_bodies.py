@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import ormsgpack
 import pytest
 
 from tests.inputs import INPUTS, REF_TEXT, clip
@@ -29,6 +30,7 @@ def post(door: Door, content: Any, content_type: str = "application/json") -> ht
         (b'{"input": "x", "seed": ' + b"1" * 5000 + b"}", "invalid_value"),
         ((INPUTS / "texts" / "invalid_utf8.bin").read_bytes(), "invalid_value"),
         (b'{"input": "\xff\xfe"}', "invalid_value"),
+        (b'{"foo": [' + b"[]," * 500_000 + b"[]]}", "invalid_value"),
     ],
 )
 def test_what_is_no_json_object_is_refused(door: Door, body: bytes, code: str) -> None:
@@ -48,7 +50,7 @@ def test_a_byte_order_mark_is_no_part_of_the_json(door: Door) -> None:
 def test_content_types(door: Door) -> None:
     assert door.http.post(PATH, content=b'{"input": "Hello."}').status_code == 200  # none at all
     assert post(door, '{"input": "Hello."}', "Application/JSON; charset=utf-8").status_code == 200
-    for content_type in ("text/plain", "application/msgpack", "application/x-www-form-urlencoded"):
+    for content_type in ("text/plain", "application/cbor", "application/x-www-form-urlencoded", "", ";"):
         error_of(post(door, b"input=Hello", content_type), 415, "unsupported_media_type", None)
 
 
@@ -106,6 +108,50 @@ def test_a_form_with_two_files_of_more_than_a_part_in_memory(door: Door) -> None
 )
 def test_form_fields_are_checked_as_those_of_json(door: Door, data: dict[str, Any], code: str, field: str) -> None:
     error_of(door.http.post(PATH, data=data, files={"foo": b"x"}), 400, code, field)
+
+
+@pytest.mark.parametrize("content_type", ["application/msgpack", "application/x-msgpack", "Application/vnd.msgpack; v=5"])
+def test_msgpack_is_json_with_bytes(door: Door, content_type: str) -> None:
+    fields = {
+        "input": "Hi.",
+        "seed": 3,
+        "speed": 1.5,
+        "ref_audio": clip("control_pcm16.wav"),
+        "ref_text": REF_TEXT,
+        "top_k": None,
+    }
+    answer = post(door, ormsgpack.packb(fields), content_type)
+    assert answer.status_code == 200, answer.text
+    request = door.service.requests[0]
+    assert (request.text, request.seed, request.references[0].audio) == ("Hi.", 3, clip("control_pcm16.wav"))
+    in_list = {"input": "Hi.", "references": [{"audio": clip("control_pcm16.wav"), "text": REF_TEXT}]}
+    assert post(door, ormsgpack.packb(in_list), content_type).status_code == 200
+    assert door.service.requests[1].references == request.references
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"input": b"Hi."}, "invalid_type", "input"),
+        ({"input": "x", "seed": b"1"}, "invalid_type", "seed"),
+        ({"input": "x", "voice": {"id": b"a"}}, "invalid_type", "voice.id"),
+        ({"input": "x", "temperature": float("inf")}, "out_of_range", "temperature"),
+        ({"input": "x", "references": [{"audio": b"x", "text": b"y"}]}, "invalid_type", "references"),
+        ({"input": "x", "extra_params": {"top_k": b"1"}}, "invalid_type", "top_k"),
+        ({b"x": 1}, "invalid_value", None),
+    ],
+)
+def test_fields_of_msgpack_are_checked_as_those_of_json(
+    door: Door, fields: dict[Any, Any], code: str, field: str | None
+) -> None:
+    packed = b"\x81\xc4\x01x\x01" if b"x" in fields else ormsgpack.packb(fields)
+    error_of(post(door, packed, "application/msgpack"), 400, code, field)
+
+
+def test_a_msgpack_bomb_is_refused(door: Door) -> None:
+    for bomb in (b"\x91" * 100_000, b"\x81\xa1a\xdd\x00\x0f\xff\xff" + b"\x90" * 0xFFFFF, b"\xdf\xff\xff\xff\xff"):
+        error_of(post(door, bomb, "application/msgpack"), 400, "invalid_value", None)
+    assert door.speak().status_code == 200
 
 
 def test_files_are_no_text(door: Door) -> None:

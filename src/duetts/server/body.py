@@ -1,4 +1,4 @@
-"""The body of a request as a plain dictionary: strict JSON or a multipart form, within a bound. Knows no field's meaning."""
+"""The body of a request as a plain dictionary: strict JSON, msgpack or a multipart form, within bounds. Knows no field."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from duetts.errors import InvalidRequest
+from duetts.server.msgpack import MAX_VALUES, parse_msgpack
 
-JSON, FORM = "application/json", "multipart/form-data"
+JSON, MSGPACK, FORM = "application/json", "application/msgpack", "multipart/form-data"
+OTHER_NAMES = {"application/x-msgpack": MSGPACK, "application/vnd.msgpack": MSGPACK}
 MAX_PARTS = 64
 
 
@@ -24,12 +26,15 @@ async def read_body(request: Request, limit: int, is_text: Callable[[str], bool]
     `is_text` says of a form field whether its text is meant as it stands; other form texts are read as JSON. Files are
     bytes, fields that come several times are lists.
     """
-    media_type, options = parse_options_header(request.headers.get("content-type", JSON))
-    if media_type not in (JSON.encode(), FORM.encode()):
-        raise HTTPException(415, f"a body must be {JSON} or {FORM}")
+    stated, options = parse_options_header(request.headers.get("content-type", JSON))
+    media_type = OTHER_NAMES.get(stated.decode("latin-1"), stated.decode("latin-1"))
+    if media_type not in (JSON, MSGPACK, FORM):
+        raise HTTPException(415, f"a body must be {JSON}, {MSGPACK} or {FORM}")
     body = await _read_bytes(request, limit)
-    if media_type == JSON.encode():
+    if media_type == JSON:
         return parse_object(body)
+    if media_type == MSGPACK:
+        return parse_msgpack(body, "the body")
     parts = _read_parts(body, options.get(b"boundary"))
     return _join_parts([(name, value if is_text(name) else _json_or_text(value)) for name, value in parts])
 
@@ -50,6 +55,8 @@ async def _read_bytes(request: Request, limit: int) -> bytes:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object without repeated names. Too large numbers become infinite, for the checks of the fields to refuse."""
+    if _most_values(body) > MAX_VALUES:
+        raise InvalidRequest(f"the body holds more than {MAX_VALUES} values", field=None)
     try:
         value = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
@@ -59,6 +66,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", field=None, code="invalid_type")
     return value
+
+
+def _most_values(text: bytes) -> int:
+    """How many values JSON can hold at most: every one but the first has a comma, colon or bracket before it."""
+    return sum(text.count(mark) for mark in (b",", b":", b"[", b"{"))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,7 +120,7 @@ def _decode(text: bytes) -> str:
 
 def _json_or_text(value: str | bytes) -> Any:
     """What a form text says if it is JSON, else the text: the field's type check then names the fault."""
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) or _most_values(value.encode()) > MAX_VALUES:
         return value
     try:
         return json.loads(value, object_pairs_hook=_unique)
