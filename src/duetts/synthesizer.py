@@ -1,37 +1,40 @@
-"""Text and voice in, PCM out: checks a request, lays out its prompt and hands it to a speaker. No torch, no HTTP.
+"""Text and voice in, PCM out: checks a request, cuts its text into pieces and has them spoken. No torch, no HTTP.
 
 Every door (Python, command line, HTTP) comes through `Synthesizer.start`, so limits and text rules exist once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from duetts.config import Limits
+from duetts.config import Limits, VoicesConfig
 from duetts.errors import EmptyGeneration, InvalidRequest
 from duetts.model_config import read_model_config, read_sampling
-from duetts.text.prompt import build_prompt
+from duetts.narration import Narration, Piece, Script
+from duetts.text.pieces import cut
+from duetts.text.prompt import CodedReference, build_prompt, voice_positions
 from duetts.text.rules import clean_text, frames_bound
 from duetts.text.tokenizer import Tokenizer
-from duetts.types import (
-    Chunk,
-    Int32,
-    Outcome,
-    Sampling,
-    Speaker,
-    SpeakerInfo,
-    Speech,
-    SpeechRequest,
-    Utterance,
-)
+from duetts.types import Int32, Sampling, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
+from duetts.voices.consents import ConsentStore
+from duetts.voices.library import BARE, SpokenClip, VoiceLibrary
 from duetts.voices.reference import Clip, ReferenceCodes
+
+CHUNK_LENGTH = 300  # UTF-8 bytes of a piece: about 20 s of English, and what the models were trained to say at once
+SHORTEST_CHUNK_LENGTH = 50  # of pieces that must be shorter to fit the context
+STUCK_S = 3.0  # a speech that holds one semantic token for so long has lost its text
+
+# What the model says in the clip that becomes its default voice, and how long that must last at least to be speech.
+CLIP_TEXT = "The morning was cool and clear, so we walked to the market for bread and a few apples, and took the long way home."
+SHORTEST_CLIP_S = 4.0
 
 # Inclusive ranges of plain numbers in a request.
 RANGES: dict[str, tuple[float, float]] = {
@@ -41,6 +44,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.8, 2.0),
     "seed": (-(2**63), 2**63 - 1),
     "max_new_tokens": (1, 2**31),
+    "chunk_length": (100, 1000),
     "timeout": (0.001, 86400.0),
 }
 
@@ -54,6 +58,7 @@ def check_ranges(request: SpeechRequest) -> None:
         "repetition_penalty": request.repetition_penalty,
         "seed": request.seed,
         "max_new_tokens": request.max_new_tokens,
+        "chunk_length": request.chunk_length,
         "timeout": request.timeout_s,
     }
     for field, value in values.items():
@@ -62,10 +67,22 @@ def check_ranges(request: SpeechRequest) -> None:
             raise InvalidRequest(f"{field} is {value}; it must be between {low} and {high}", field=field, code="out_of_range")
 
 
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """What is said and by whom: the pieces, the clips that make the voice, its name, and whether none was encoded now."""
+
+    pieces: list[Piece]
+    references: list[CodedReference]
+    voice: str
+    hit: bool | None
+
+
 class Synthesizer:
     """The text side of one model, in front of one speaker."""
 
-    def __init__(self, folder: Path, speaker: Speaker, limits: Limits | None = None) -> None:
+    def __init__(
+        self, folder: Path, speaker: Speaker, limits: Limits | None = None, voices: VoicesConfig | None = None
+    ) -> None:  # fmt: skip
         self.limits = limits or Limits()
         self._config = read_model_config(folder)
         self._tokenizer = Tokenizer.load(folder, self._config)
@@ -73,6 +90,11 @@ class Synthesizer:
         self._speaker = speaker
         rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
         self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id)
+        voices = voices or VoicesConfig()
+        self.voices = VoiceLibrary(voices, self.limits, folder / "voices", speaker.info, self._references, self)
+        self.consents = ConsentStore(
+            voices.folder / "consents", voices.max_voices, self.limits.reference_bytes, self.limits.reference_queue
+        )  # fmt: skip
 
     @property
     def info(self) -> SpeakerInfo:
@@ -85,10 +107,18 @@ class Synthesizer:
             "reference_misses": self._references.misses,
             "reference_disk_hits": self._references.disk_hits,
             "reference_bytes": self._references.num_bytes,
+            "voice_hits": self.voices.hits,
+            "voice_misses": self.voices.misses,
         }
+
+    async def prepare(self) -> None:
+        """Makes the default voice ready, so that no request waits for it. Raises `ConfigError` if it does not exist."""
+        await self.voices.prepare()
 
     async def close(self) -> None:
         self._references.close()
+        self.voices.close()
+        self.consents.close()
         await self._speaker.close()
 
     async def start(self, request: SpeechRequest) -> Speech:
@@ -98,50 +128,126 @@ class Synthesizer:
         """
         check_ranges(request)
         text = clean_text(request.text, field="input", max_chars=self.limits.max_input_chars)
-        transcripts = self._transcripts(request)
-        max_frames = request.max_new_tokens or min(self.limits.max_new_tokens, frames_bound(text, self._frame_rate))
-        silence = np.zeros((self.info.num_codebooks, 0), np.int32)
-        positions = self._prompt([(silence, transcript) for transcript in transcripts], text).shape[1]
-        self._check_length(positions, max_frames, request)
-        clips = await self._decode_references(request)
-        positions += sum(-(-clip.num_samples // self.info.frame_length) for clip in clips)
-        self._check_length(positions, max_frames, request)
-        codes = [(await self._references.codes(clip)).codes for clip in clips]
-        prompt = self._prompt(list(zip(codes, transcripts, strict=True)), text)
-        utterance = Utterance(
-            request_id=request.request_id,
-            prompt=prompt,
-            sampling=self._sampling(request),
-            seed=secrets.randbits(63) if request.seed is None else request.seed,
-            max_frames=max_frames,
-            timeout_s=request.timeout_s,
-            streaming=request.streaming,
-        )
+        spoken = await (self._cloned(request, text) if request.references else self._voiced(request, text))
+        script = self._script(request, spoken.pieces, spoken.references)
         return Speech(
-            self._speak(utterance), request_id=request.request_id, seed=utterance.seed, input_tokens=prompt.shape[1],
-            sample_rate=self.info.sample_rate, input_audio_tokens=sum(block.shape[1] for block in codes),
+            Narration(self._speaker, script).speak(), request_id=request.request_id, seed=script.first.seed,
+            input_tokens=script.input_tokens, sample_rate=self.info.sample_rate, num_pieces=len(spoken.pieces),
+            input_audio_tokens=sum(codes.shape[1] for codes, _ in spoken.references), voice=spoken.voice,
+            reference_hit=spoken.hit,
         )  # fmt: skip
 
-    async def _speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
-        """The speaker's items. If nothing at all came out there is a second try; its seed follows from the first one's, so
-        that the seed that was sent or is reported gives the same audio again."""
-        async with aclosing(self._speaker.speak(utterance)) as items:
-            async for item in items:
-                if isinstance(item, Outcome) and isinstance(item.error, EmptyGeneration):
-                    break
-                yield item
-            else:
-                return
-        async with aclosing(self._speaker.speak(replace(utterance, seed=utterance.seed ^ 1))) as items:
-            async for item in items:
-                yield item
+    async def _cloned(self, request: SpeechRequest, text: str) -> _Spoken:
+        """The text in the voice of clips that came with the request."""
+        transcripts = self._transcripts(request)
+        silence = np.zeros((self.info.num_codebooks, 0), np.int32)
+        voice = voice_positions(self._tokenizer, [(silence, transcript) for transcript in transcripts])
+        self._cut(text, voice, request)
+        clips = await self._decode_references(request)
+        voice += sum(-(-clip.num_samples // self.info.frame_length) for clip in clips)
+        pieces = self._cut(text, voice, request)
+        found = [await self._references.codes(clip) for clip in clips]
+        references = [(one.codes, transcript) for one, transcript in zip(found, transcripts, strict=True)]
+        return _Spoken(pieces, references, "", all(one.hit for one in found))
 
-    @property
-    def _frame_rate(self) -> float:
-        return self.info.sample_rate / self.info.frame_length
+    async def _voiced(self, request: SpeechRequest, text: str) -> _Spoken:
+        """The text in a voice by name."""
+        voice = await self.voices.choose(request.voice, request.voice_field, request.voice_or_default)
+        references: list[CodedReference] = [(voice.codes, voice.transcript)] if voice else []
+        pieces = self._cut(text, voice_positions(self._tokenizer, references), request)
+        return _Spoken(pieces, references, voice.name if voice else BARE, voice.hit if voice else None)
 
-    def _prompt(self, references: list[tuple[Int32, str]], text: str) -> Int32:
-        return build_prompt(self._tokenizer, references, [], text)
+    # -- what the voices ask the text side
+
+    def clean_transcript(self, text: str | None) -> str:
+        """The transcript of a clip as it is used. Raises `InvalidRequest`."""
+        if text is None or not text.strip():
+            raise InvalidRequest(
+                "a voice needs its transcript: ref_text is missing or empty", field="ref_text",
+                code="reference_text_required",
+            )  # fmt: skip
+        return clean_text(text, field="ref_text", max_chars=self.limits.max_input_chars)
+
+    def check_room(self, codes: Int32, transcript: str) -> None:
+        """Raises `InvalidRequest` when not even a word has room beside such a reference."""
+        voice = voice_positions(self._tokenizer, [(codes, transcript)])
+        word = self._piece("Hello.", SpeechRequest(""))
+        needed, allowed = voice + self._positions(word.text) + word.max_frames, self.info.max_model_len
+        if needed > allowed:
+            raise InvalidRequest(
+                f"clip and ref_text take {voice} positions and leave no room for speech; the model has {allowed}",
+                field="ref_text", code="context_length_exceeded",
+            )  # fmt: skip
+
+    async def speak_clip(self, seed: int) -> SpokenClip | None:
+        """A sentence in a voice of the model's own; None if it went wrong. Without trained weights any noise will do."""
+        speech = await self.start(SpeechRequest(CLIP_TEXT, voice=BARE, seed=seed, request_id="default-voice"))
+        try:
+            chunks = [chunk async for chunk in speech]
+        except EmptyGeneration:
+            return None
+        codes = np.concatenate([chunk.codes for chunk in chunks], axis=1)
+        duration_s = codes.shape[1] * self.info.frame_length / self.info.sample_rate
+        outcome = speech.outcome
+        well = outcome is not None and outcome.reason == "stop" and not outcome.pieces.suspect
+        if self.info.weights == "trained" and not (well and duration_s >= SHORTEST_CLIP_S):
+            return None
+        if not self.limits.reference_min_s <= duration_s <= self.limits.reference_max_s:
+            return None
+        return SpokenClip(b"".join(chunk.pcm for chunk in chunks), codes, CLIP_TEXT)
+
+    # -- the pieces
+
+    def _cut(self, text: str, voice: int, request: SpeechRequest) -> list[Piece]:
+        """The pieces of a text, behind so many prompt positions of the voice. Whatever frames a piece may take, it fits
+        without its predecessor. If the bounds that follow from the text do not fit, the pieces are made shorter.
+
+        Raises `InvalidRequest` when nothing helps.
+        """
+        length = request.chunk_length or CHUNK_LENGTH
+        while True:
+            pieces = [self._piece(part, request) for part in cut(text, length)]
+            sums = [(voice + self._positions(piece.text), piece.max_frames) for piece in pieces]
+            positions, frames = max(sums, key=sum)
+            own = request.max_new_tokens is not None
+            needed, allowed = positions + frames, self.info.max_model_len
+            if needed <= allowed:
+                return pieces
+            if own or length <= SHORTEST_CHUNK_LENGTH:
+                raise InvalidRequest(
+                    f"{positions} prompt positions and up to {frames} frames of audio need {needed} positions; "
+                    f"the model has {allowed}",
+                    field="max_new_tokens" if own else "input", code="context_length_exceeded",
+                )  # fmt: skip
+            length = max(SHORTEST_CHUNK_LENGTH, length * 3 // 4)
+
+    def _piece(self, text: str, request: SpeechRequest) -> Piece:
+        frame_rate = self.info.sample_rate / self.info.frame_length
+        return Piece(text, request.max_new_tokens or min(self.limits.max_new_tokens, frames_bound(text, frame_rate)))
+
+    def _positions(self, text: str) -> int:
+        """What a text adds to the voice's positions, the turns around it included."""
+        prompt = build_prompt(self._tokenizer, [], [], text)
+        return int(prompt.shape[1]) - voice_positions(self._tokenizer, [])
+
+    def _script(self, request: SpeechRequest, pieces: Sequence[Piece], references: Sequence[CodedReference]) -> Script:
+        prompt = partial(build_prompt, self._tokenizer, references)
+        trusted = self.info.weights == "trained" and request.max_new_tokens is None
+        first = Utterance(
+            request_id=request.request_id,
+            prompt=prompt([], pieces[0].text),
+            sampling=self._sampling(request),
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            max_frames=pieces[0].max_frames,
+            timeout_s=request.timeout_s,
+            streaming=request.streaming,
+            voice_key=_voice_key(references) or (secrets.token_hex(8) if len(pieces) > 1 else ""),
+            shared_positions=voice_positions(self._tokenizer, references) if references else 0,
+            max_repeats=round(STUCK_S * self.info.sample_rate / self.info.frame_length) if trusted else 0,
+        )
+        bare = self._positions("")
+        later = sum(self._positions(piece.text) - bare for piece in pieces[1:])
+        return Script(pieces, first, prompt, first.prompt.shape[1] + later, request.max_new_tokens, trusted)
 
     def _transcripts(self, request: SpeechRequest) -> list[str]:
         limit = self.limits.max_references
@@ -171,16 +277,6 @@ class Synthesizer:
             )  # fmt: skip
         return clips
 
-    def _check_length(self, positions: int, max_frames: int, request: SpeechRequest) -> None:
-        needed, allowed = positions + max_frames, self.info.max_model_len
-        if needed > allowed:
-            own = request.max_new_tokens is not None
-            raise InvalidRequest(
-                f"{positions} prompt positions and up to {max_frames} frames of audio need {needed} positions; "
-                f"the model has {allowed}",
-                field="max_new_tokens" if own else "input", code="context_length_exceeded",
-            )  # fmt: skip
-
     def _sampling(self, request: SpeechRequest) -> Sampling:
         given = {
             "temperature": request.temperature,
@@ -192,3 +288,9 @@ class Synthesizer:
         if "temperature" in changes:
             changes["residual_temperature"] = None  # a request's temperature is for all codebooks
         return replace(self._defaults, **changes)
+
+
+def _voice_key(references: Sequence[CodedReference]) -> str:
+    """The same for the same codes and transcripts, empty without any."""
+    parts = [part for codes, transcript in references for part in (codes.tobytes(), transcript.encode())]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest() if parts else ""
