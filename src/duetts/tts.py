@@ -71,14 +71,15 @@ class TTS:
         self._thread.start()
 
     def say(self, text: str, **options: Any) -> Audio:
-        """Speaks a text to its end. Options are those of `stream`. Raises an error of `duetts.errors`."""
+        """Speaks a text of any length to its end; a long one in pieces, of which `outcome.pieces` tells. Options are those of
+        `stream`. Raises an error of `duetts.errors`."""
         return self._wait(self._collect(self._request(text, **options)))
 
     def stream(self, text: str, **options: Any) -> Iterator[Float32]:
         """Yields float32 samples [n] as they are made. Leaving the loop early stops the engine's work.
 
         reference: path or bytes of a clip to clone, with `reference_text`, what is said in it. Others: temperature, top_p,
-        top_k, repetition_penalty, seed, max_new_tokens, timeout_s.
+        top_k, repetition_penalty, seed, max_new_tokens, chunk_length (UTF-8 bytes of a piece of a long text), timeout_s.
         """
         speech = self._wait(self._synthesizer.start(self._request(text, streaming=True, **options)))
         chunks: AsyncIterator[Any] = aiter(speech)

@@ -53,6 +53,7 @@ def test_deltas_and_a_done(door: Door, fields: dict[str, Any]) -> None:
         "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10, "input_token_details": details},
         "finish_reason": "stop",
         "duration": pytest.approx(3 * FRAME / RATE, abs=1e-6),
+        "pieces": {"total": 1, "spoken": 1, "redone": [], "suspect": []},
     }
 
 

@@ -42,6 +42,7 @@ def test_a_finished_speech_tells_how_it_ended(door: Door, fields: dict[str, Any]
             "input_token_details": {"text_tokens": 7, "audio_tokens": 0},
         },
         "duration": pytest.approx(3 * FRAME / RATE / 2, abs=1e-5),
+        "pieces": {"total": 1, "spoken": 1, "redone": [], "suspect": []},
         "error": None,
     }
     error_of(door.http.get("/v1/audio/speech/my-own"), 404, "request_not_found", None)

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict
 from typing import Any
 
 from starlette.responses import Response
@@ -61,7 +62,10 @@ class EventStream(Response):
 def _done(rendition: Rendition) -> dict[str, Any]:
     """The fields of the last event."""
     duration = round(rendition.output.duration_s, 6)
-    return {"usage": rendition.usage(), "finish_reason": rendition.outcome.reason, "duration": duration}
+    outcome = rendition.outcome
+    return {
+        "usage": rendition.usage(), "finish_reason": outcome.reason, "duration": duration, "pieces": asdict(outcome.pieces)
+    }  # fmt: skip
 
 
 async def _with_silences(audio: AsyncIterator[bytes]) -> AsyncGenerator[bytes | BaseException | None, None]:

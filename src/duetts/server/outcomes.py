@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -95,6 +95,7 @@ class Entry:
                 "finish_reason": reason,
                 "usage": None if speech is None else usage_of(speech, sum(block.shape[1] for block in self.codes)),
                 "duration": 0.0 if self.output is None else round(self.output.duration_s, 6),
+                "pieces": None if outcome is None else asdict(outcome.pieces),
                 "error": told,
             },
         )

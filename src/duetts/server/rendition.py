@@ -135,7 +135,10 @@ async def _audio(speech: Speech, output: OutputStream, caller: Caller, codes: li
         raise EmptyGeneration("the speech ended without audio")
     outcome = speech.outcome
     assert outcome is not None, "a speech that ended has an outcome"
-    log.info("%s: %s after %d frames, %.2f s", speech.request_id, outcome.reason, outcome.num_frames, outcome.timings.total_s)
+    pieces = outcome.pieces
+    log.info("%s: %s after %d frames, %.2f s; %d of %d pieces, redone %s, suspect %s", speech.request_id, outcome.reason,
+             outcome.num_frames, outcome.timings.total_s, pieces.spoken, pieces.total, list(pieces.redone),
+             [f"{piece.index}: {piece.why}" for piece in pieces.suspect])  # fmt: skip
     if last:
         yield last
 

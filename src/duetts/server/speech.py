@@ -26,6 +26,8 @@ from duetts.server.rendition import Caller, Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
 from duetts.types import Outcome, Speech, SpeechService
 
+MAX_LISTED = 64  # pieces in a header
+
 
 def speech_router(service: SpeechService, config: ServerConfig, outcomes: Outcomes) -> APIRouter:
     """The route of speech."""
@@ -106,6 +108,7 @@ def common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
         "X-Model": quote(order.model, safe="/:@+"),
         "X-Seed": str(speech.seed),
         "X-Input-Tokens": str(speech.input_tokens),
+        "X-Pieces": str(speech.num_pieces),
     }
     if order.delivery != "sse":
         headers["Content-Disposition"] = f'inline; filename="speech.{chosen.name}"'
@@ -114,6 +117,11 @@ def common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
     if order.ignored:
         headers["X-Ignored-Fields"] = ", ".join(order.ignored)
     return headers
+
+
+def _shortened(items: list[str]) -> list[str]:
+    """The first of many, so that a header stays short."""
+    return items if len(items) <= MAX_LISTED else [*items[:MAX_LISTED], "..."]
 
 
 def _outcome_headers(outcome: Outcome, duration_s: float) -> dict[str, str]:
@@ -125,10 +133,14 @@ def _outcome_headers(outcome: Outcome, duration_s: float) -> dict[str, str]:
         "ttfa": timings.first_audio_s,
         "total": timings.total_s,
     }
-    return {
+    headers = {
         "Server-Timing": ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in spans.items()),
         "X-Output-Tokens": str(outcome.num_frames),
         "X-Finish-Reason": outcome.reason,
         "X-Audio-Duration": f"{duration_s:.6f}",
         "X-RTF": f"{timings.total_s / duration_s:.4f}",
     }
+    redone = [str(index) for index in outcome.pieces.redone]
+    suspect = [f"{piece.index}={piece.why}" for piece in outcome.pieces.suspect]
+    lists = {"X-Pieces-Retried": redone, "X-Pieces-Suspect": suspect}
+    return headers | {name: ", ".join(_shortened(items)) for name, items in lists.items() if items}
