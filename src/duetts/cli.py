@@ -6,11 +6,11 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from duetts.config import EngineConfig, Limits, ServerConfig, environment
+from duetts.config import EngineConfig, Limits, ProcessConfig, ServerConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
 
 app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speech models.", add_completion=False,
@@ -29,7 +29,6 @@ LengthOption = Annotated[
 ]
 
 EXIT_FAILURE, EXIT_MODEL, EXIT_MEMORY = 1, 3, 4
-DRAIN_S = 30  # how long running requests may take after a signal to stop
 
 
 def fail(error: Exception) -> NoReturn:
@@ -89,47 +88,56 @@ def serve(
     max_num_seqs: SeqsOption = 8,
     max_queue: QueueOption = 32,
     max_model_len: LengthOption = None,
+    engines: Annotated[
+        int,
+        typer.Option(
+            "--engines",
+            "--data-parallel-size",
+            "--replicas",
+            envvar="DUETTS_ENGINES",
+            help="Engine processes: one for each GPU; on a CPU they share its threads.",
+        ),
+    ] = 1,
+    drain_timeout: Annotated[
+        float, typer.Option(envvar="DUETTS_DRAIN_TIMEOUT", help="Seconds for open requests after a signal to stop.")
+    ] = 30.0,
     omni: Annotated[bool, typer.Option("--omni", hidden=True, help="Accepted for command lines of other servers.")] = False,
 ) -> None:
     """Serve a model over HTTP."""
-    import uvicorn
+    from duetts.serving import EMBEDDED, Plan
+    from duetts.serving import serve as serve_plan
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("duetts")
     warn_unknown_environment(log)
+    if model is None:
+        log.info("no model was named: serving duetts-mini")
     try:
         engine = EngineConfig(
             device=device, dtype=dtype, load_format=load_format, max_num_seqs=max_num_seqs,
             max_queue=max_queue, max_model_len=max_model_len,
         )  # fmt: skip
-        name = model or "duetts-mini"
-        if model is None:
-            log.info("no model was named: serving duetts-mini")
+        name = model or EMBEDDED
         limits = Limits(max_input_chars=max_input_chars, max_body_bytes=max_body_bytes)
         names = tuple(served_model_name or [name])
         config = ServerConfig(names, host=host, port=port, root_path=root_path, limits=limits)
-        synthesizer = load_synthesizer(name, engine, config, revision)
+        plan = Plan(name, revision, engine, ProcessConfig(engines=engines, drain_s=drain_timeout), config)
+        code = asyncio.run(serve_plan(plan))
     except DuettsError as error:
         fail(error)
-    from duetts.server.app import create_app
-
-    info = synthesizer.info
-    log.info("%s (%s weights) on %s in %s", name, info.weights, info.device, info.dtype)
-    try:
-        uvicorn.run(create_app(synthesizer, config), host=host, port=port, root_path=root_path, log_config=None,
-                    timeout_graceful_shutdown=DRAIN_S)  # fmt: skip
-    finally:
-        asyncio.run(synthesizer.close())
+    raise typer.Exit(code)
 
 
-def load_synthesizer(name: str, engine: EngineConfig, server: ServerConfig, revision: str | None) -> Any:
-    """A synthesizer over an engine in this process."""
-    from duetts.engine.inprocess import start_speaker
-    from duetts.synthesizer import Synthesizer
+@app.command(hidden=True)
+def find(model: ModelArgument = None, revision: str | None = None) -> None:
+    """Fetch or make a model and print where it is, or why not, as JSON. `serve` starts this, to load no torch itself."""
+    from duetts.serving import finding
     from duetts.tts import resolve_model
 
-    folder = resolve_model(name, revision)
-    return Synthesizer(folder, start_speaker(folder, engine), server.limits)
+    try:
+        print(finding(resolve_model(model, revision)))
+    except DuettsError as error:
+        print(finding(error))
 
 
 @app.command()
@@ -158,7 +166,7 @@ def doctor(
 
 KNOWN_VARIABLES = {
     "device", "dtype", "load_format", "max_num_seqs", "max_queue", "max_model_len", "host", "port", "root_path", "model",
-    "revision", "max_input_chars", "max_body_bytes", "cache_dir", "golden_dir",
+    "revision", "max_input_chars", "max_body_bytes", "cache_dir", "golden_dir", "engines", "drain_timeout",
 }  # fmt: skip
 
 

@@ -22,7 +22,8 @@ DuettsError
 │   └── EngineFailure         a step failed; the request is lost, the server goes on
 ├── StorageFailure            the disk did not take or give what is stored
 ├── Overloaded                the queue is full; carries a retry time
-├── NotReady                  loading, draining or dead; carries a retry time if one is known
+├── NotReady                  loading or dead; carries a retry time if one is known
+│   └── Draining              the server is stopping
 └── WireError                 a message between a server and an engine process that cannot be read
 """
 
@@ -151,6 +152,10 @@ class NotReady(DuettsError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Draining(NotReady):
+    """The server is stopping and takes nothing new."""
 
 
 class WireError(DuettsError):

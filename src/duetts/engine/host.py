@@ -179,7 +179,7 @@ class Host:
 
     def _judge_speaker(self, now: float) -> None:
         """A dead part, or work without any progress: the process ends, so that it can be started again."""
-        if self._started is None:
+        if self._started is None or self._end.done():
             return
         stats = self._started.speaker.stats()
         if not stats.get("alive", True):

@@ -48,6 +48,7 @@ class RemoteSpeaker:
         self.info: SpeakerInfo  # set by `start`
         self._config = config
         self._places = engine.max_num_seqs
+        self._room = engine.max_num_seqs + engine.max_queue
         self._context = zmq.asyncio.Context()
         self._news = asyncio.Event()  # replaced each time that it is set
         self._waiting = 0
@@ -116,6 +117,7 @@ class RemoteSpeaker:
         return {
             **add_up([engine.link.stats for engine in self._engines if engine.link is not None]),
             "alive": bool(up),
+            "full": all(engine.link.num_calls >= self._room for engine in up if engine.link is not None),
             "engines_up": len(up),
             "waiting_for_engine": self._waiting,
             "restarts": sum(max(0, engine.starts - 1) for engine in self._engines),

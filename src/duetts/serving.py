@@ -1,0 +1,192 @@
+"""One server: its port, its engine processes, the application between them, and an orderly end of all three. No torch.
+
+The port answers from the first moment (`/live`, and 503 for the rest), so that whoever watches sees a server that loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from duetts.config import EngineConfig, ProcessConfig, ServerConfig
+from duetts.engine import wire
+from duetts.engine.remote import RemoteSpeaker
+from duetts.errors import ConfigError, DuettsError, ModelNotFound
+from duetts.server.app import create_app
+from duetts.server.gate import Gate
+from duetts.synthesizer import Synthesizer
+
+EMBEDDED = "duetts-mini"  # also where a folder has that name
+HURRIED = 1  # exit code after a second signal
+LAST_WORDS_S = 2  # for answers that are cut short to be sent
+
+log = logging.getLogger("duetts")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be served, and how. `model` is a folder, a hub id or "duetts-mini"."""
+
+    model: str
+    revision: str | None
+    engine: EngineConfig
+    processes: ProcessConfig
+    server: ServerConfig
+
+
+async def serve(plan: Plan) -> int:
+    """Serves until SIGTERM or SIGINT, then finishes what runs within the time to drain; a second signal ends at once.
+
+    Returns the exit code. Raises what keeps a server from starting.
+    """
+    listener = listen(plan.server)
+    gate = Gate()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            gate, root_path=plan.server.root_path, lifespan="off", log_config=None, timeout_graceful_shutdown=LAST_WORDS_S
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    signals = Signals()
+    try:
+        while not server.started and not serving.done():  # noqa: ASYNC110 uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        signals.catch()
+        return await _serve_model(plan, gate, signals)
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+class Signals:
+    """The signals that ask for the end: the first is for an orderly one, the second for one at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def catch(self) -> None:
+        """In the place of uvicorn's own handlers, which would close the port at once and then end the process by the signal."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The listening socket. Raises `ConfigError` when the address is taken or none of this machine's."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        listener = socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from error
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    log.info("listening on http://%s:%d", host, listener.getsockname()[1])
+    return listener
+
+
+async def _serve_model(plan: Plan, gate: Gate, signals: Signals) -> int:
+    """The model's life behind the gate."""
+    stopped = asyncio.create_task(signals.first.wait())
+    starting = asyncio.create_task(_start(plan))
+    synthesizer = None
+    try:
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            log.info("stopped while loading")
+            return 0
+        synthesizer = starting.result()
+        info = synthesizer.info
+        log.info("%s (%s weights) is ready on %s in %s", plan.model, info.weights, info.device, info.dtype)
+        gate.open(create_app(synthesizer, plan.server))
+        await stopped
+        return await _drain(gate, signals, plan.processes.drain_s)
+    finally:
+        starting.cancel()
+        stopped.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+        if synthesizer is not None:
+            await synthesizer.close()
+
+
+async def _start(plan: Plan) -> Synthesizer:
+    """The text side over engines that are up. Leaves no process behind when it fails or is cancelled."""
+    folder = await find_folder(plan.model, plan.revision)
+    log.info("loading %s, engines: %d", plan.model, plan.processes.engines)
+    async with AsyncExitStack() as undoing:
+        speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes)
+        undoing.push_async_callback(speaker.close)
+        synthesizer = Synthesizer(folder, speaker, plan.server.limits)
+        undoing.pop_all()
+        return synthesizer
+
+
+async def _drain(gate: Gate, signals: Signals, drain_s: float) -> int:
+    log.info("stopping: open requests have %g s to end; a second signal ends them at once", drain_s)
+    draining = asyncio.create_task(gate.drain(drain_s))
+    hurried = asyncio.create_task(signals.second.wait())
+    try:
+        await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
+        if draining.done() and not draining.result():
+            log.warning("the time to drain is over: what is still open is broken off")
+        return 0 if draining.done() else HURRIED
+    finally:
+        draining.cancel()
+        hurried.cancel()
+        await asyncio.gather(draining, hurried, return_exceptions=True)
+
+
+# -- the model's folder --------------------------------------------------------------------------------------------------
+
+
+async def find_folder(model: str, revision: str | None) -> Path:
+    """The folder of a model. A folder is itself; whatever else must be fetched or made is found by a process of its own, which
+    may load torch. Raises what `duetts.tts.resolve_model` raises."""
+    if model != EMBEDDED and (folder := local_folder(model)) is not None:
+        return folder
+    finder = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "duetts", "find", *(["--revision", revision] if revision else []), "--", model,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, _ = await finder.communicate()
+    finally:
+        if finder.returncode is None:
+            with suppress(ProcessLookupError):
+                finder.kill()
+            await finder.wait()
+    return read_finding(output, model)
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of that path, if it is one."""
+    path = Path(model).expanduser()
+    return path if path.is_dir() else None
+
+
+def finding(result: Path | DuettsError) -> str:
+    """What the process that looks for a folder prints."""
+    return json.dumps({"error": wire.error_to_plain(result)} if isinstance(result, DuettsError) else {"folder": str(result)})
+
+
+def read_finding(output: bytes, model: str) -> Path:
+    """The folder that was found. Raises the error that was met, `ModelNotFound` if there is no such word at all."""
+    try:
+        found: Any = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise ModelNotFound(f"{model}: the search for it has ended without a result") from None
+    if "error" in found:
+        raise wire.error_from_plain(found["error"])
+    return Path(found["folder"])

@@ -1,0 +1,185 @@
+"""`duetts serve` as a person runs it: what HTTP clients see when an engine dies and when the server is asked to stop."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .test_remote import gone
+
+LONG = {"input": "A long one.", "response_format": "pcm", "stream_format": "audio", "seed": 1, "temperature": 0.9}
+
+
+class Served:
+    """A server process and a client."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "duetts", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.log: list[str] = []
+        port = None
+        while port is None:
+            self.log.append(self.process.stderr.readline())
+            port = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log[-1])
+            assert self.log[-1], "".join(self.log)
+        self._reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr or []))
+        self._reader.start()
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port[1]}", timeout=60, trust_env=False)
+
+    def status(self, path: str) -> int:
+        return self.http.get(path).status_code
+
+    def wait(self, path: str, status: int, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while self.status(path) != status:
+            assert time.monotonic() < deadline, f"{path} was not {status} within {seconds} s"
+            time.sleep(0.05)
+
+    def engines(self) -> list[int]:
+        """The ids of the engine processes."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if parent == self.process.pid and "duetts.engine.process" in (entry / "cmdline").read_text():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def stream(self, frames: int, began: threading.Event | None = None, **fields: Any) -> tuple[bytes, Exception | None]:
+        """The body, and how it broke off if it did. `began` is set with the first audio."""
+        body = b""
+        try:
+            with self.http.stream("POST", "/v1/audio/speech", json={**LONG, "max_new_tokens": frames, **fields}) as answer:
+                assert answer.status_code == 200, answer.read()
+                for part in answer.iter_raw():
+                    body += part
+                    if began:
+                        began.set()
+        except httpx.HTTPError as error:
+            return body, error
+        return body, None
+
+    def close(self) -> None:
+        self.http.close()
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def served(endless_folder: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    running = Served(endless_folder, *request.param)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def loads_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("served", [["--data-parallel-size", "2"]], indirect=True)
+def test_an_engine_dies_and_later_the_server_is_stopped(served: Served) -> None:
+    """One server for both, as its start costs seconds."""
+    assert served.status("/live") == 200  # while it loads
+    assert served.http.get("/health").json()["status"] == "starting"
+    assert served.http.post("/v1/audio/speech", json=LONG).json()["error"]["code"] == "not_ready"
+    served.wait("/ready", 200)
+    engines = served.engines()
+    assert len(engines) == 2
+    assert not loads_torch(served.process.pid)
+    assert all(loads_torch(pid) for pid in engines)
+
+    whole, error = served.stream(200)
+    assert (len(whole), error) == (200 * 4096, None)
+    with ThreadPoolExecutor(4) as pool:
+        began = [threading.Event() for _ in range(4)]
+        streams = [pool.submit(served.stream, 200, event) for event in began]
+        assert all(event.wait(30) for event in began)
+        os.kill(engines[0], signal.SIGKILL)
+        done = [stream.result() for stream in streams]
+    broken = [(body, error) for body, error in done if error is not None]
+    assert len(broken) == 2
+    for body, error in broken:
+        assert isinstance(error, httpx.RemoteProtocolError)  # no terminating chunk: nothing looks complete
+        assert whole.startswith(body)
+        assert len(body) < len(whole)
+    assert [body for body, error in done if error is None] == [whole] * 2
+    assert served.status("/health") == 200  # the other one is up
+    assert served.stream(20) == (whole[: 20 * 4096], None)
+
+    with ThreadPoolExecutor(1) as pool:
+        event = threading.Event()
+        last = pool.submit(served.stream, 200, event)
+        assert event.wait(30)
+        served.process.send_signal(signal.SIGTERM)
+        served.wait("/ready", 503, 5)
+        refused = served.http.post("/v1/audio/speech", json=LONG)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["Retry-After"] == "5"
+        assert served.status("/live") == 200
+        assert last.result() == (whole, None)  # it was finished
+    assert served.process.wait(20) == 0
+    assert all(gone(pid) for pid in served.engines() + engines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [["--drain-timeout", "0.5"]], indirect=True)
+@pytest.mark.parametrize("ending", ["limit", "hurried", "killed"])
+def test_what_is_open_at_the_end_is_broken_off(served: Served, ending: str) -> None:
+    served.wait("/health", 200)
+    engines = served.engines()
+    with ThreadPoolExecutor(1) as pool:
+        event = threading.Event()
+        open_stream = pool.submit(served.stream, 900, event)
+        assert event.wait(30)
+        served.process.send_signal(signal.SIGKILL if ending == "killed" else signal.SIGTERM)
+        if ending == "hurried":
+            time.sleep(0.1)
+            served.process.send_signal(signal.SIGINT)
+        body, error = open_stream.result()
+        assert isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+        assert 0 < len(body) < 900 * 4096
+    assert served.process.wait(20) == {"limit": 0, "hurried": 1, "killed": -9}[ending]
+    deadline = time.monotonic() + 5
+    while not all(gone(pid) for pid in engines):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [[]], indirect=True)
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_stopped_while_it_loads_ends_in_order(served: Served, ending: int) -> None:
+    assert served.http.get("/health").json()["status"] == "starting"
+    served.process.send_signal(ending)
+    assert served.process.wait(20) == 0
+    assert served.engines() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [[]], indirect=True)
+def test_the_only_engine_dies_and_requests_wait_for_the_next(served: Served) -> None:
+    served.wait("/health", 200)
+    whole, _ = served.stream(20)
+    os.kill(served.engines()[0], signal.SIGKILL)
+    served.wait("/health", 503, 5)
+    assert served.http.get("/health").json() == {"status": "unhealthy", "reason": "no engine is up"}
+    assert served.stream(20) == (whole, None)
+    assert served.status("/health") == 200

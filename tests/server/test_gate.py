@@ -1,0 +1,86 @@
+"""The gate: shut while loading, open, shut for what is new while draining; and how long it waits for what is open."""
+
+import asyncio
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+
+from duetts.server.gate import Gate
+
+
+def application(hold: asyncio.Event) -> Starlette:
+    async def slow(_: Any) -> PlainTextResponse:
+        await hold.wait()
+        return PlainTextResponse("done")
+
+    async def any_path(_: Any) -> PlainTextResponse:
+        return PlainTextResponse("inside")
+
+    return Starlette(routes=[Route("/slow", slow), WebSocketRoute("/socket", any_path), Route("/{path:path}", any_path)])
+
+
+def client(gate: Gate, root_path: str = "") -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(gate, root_path=root_path), base_url="http://x")
+
+
+async def test_before_there_is_an_application() -> None:
+    async with client(Gate()) as http:
+        assert (await http.get("/live")).json() == {"status": "alive"}
+        health = await http.get("/health/")
+        assert (health.status_code, health.json()["status"]) == (503, "starting")
+        for path in ("/ready", "/v1/models", "/", "/metrics"):
+            answer = await http.get(path)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "not_ready"
+            assert answer.json()["request_id"] == answer.headers["X-Request-Id"]
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert answer.headers["Connection"] == "close"
+
+
+async def test_draining_waits_for_what_is_open_and_refuses_the_rest() -> None:
+    gate, hold = Gate(), asyncio.Event()
+    gate.open(application(hold))
+    async with client(gate) as http, client(gate, "/speech") as behind_a_proxy:
+        assert (await http.get("/v1/models")).text == "inside"
+        open_request = asyncio.create_task(http.get("/slow"))
+        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(gate.drain(30))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        assert (await http.get("/v1/models")).json()["error"]["code"] == "draining"
+        assert (await http.get("/ready")).status_code == 503
+        for path in ("/live", "/health", "/health/", "/metrics"):
+            assert (await http.get(path)).text == "inside"
+        assert (await behind_a_proxy.get("/speech/live")).text == "inside"
+        hold.set()
+        assert await asyncio.wait_for(draining, 5)
+        assert (await open_request).text == "done"
+
+
+async def test_draining_has_a_limit() -> None:
+    gate, hold = Gate(), asyncio.Event()
+    assert await gate.drain(0)  # nothing is open
+    gate = Gate()
+    gate.open(application(hold))
+    async with client(gate) as http:
+        open_request = asyncio.create_task(http.get("/slow"))
+        await asyncio.sleep(0.05)
+        assert not await gate.drain(0.05)
+        hold.set()
+        await open_request
+
+
+async def test_a_web_socket_is_told_to_try_again() -> None:
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    await Gate()({"type": "websocket", "path": "/socket"}, receive, send)
+    assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 1013)]
