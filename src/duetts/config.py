@@ -155,11 +155,12 @@ class Limits:
     reference_cache_bytes: int = 512 * MIB
     reference_disk_bytes: int = 256 * MIB
     max_new_tokens: int = 2048
+    batch_items: int = 32
 
     def __post_init__(self) -> None:
         _at_least(1024, max_body_bytes=self.max_body_bytes, reference_bytes=self.reference_bytes)
         _at_least(1, max_input_chars=self.max_input_chars, max_references=self.max_references)
-        _at_least(1, max_new_tokens=self.max_new_tokens, reference_queue=self.reference_queue)
+        _at_least(1, max_new_tokens=self.max_new_tokens, reference_queue=self.reference_queue, batch_items=self.batch_items)
         _at_least(0, reference_cache_bytes=self.reference_cache_bytes, reference_disk_bytes=self.reference_disk_bytes)
         _require(
             0 < self.reference_min_s <= self.reference_max_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from duetts.audio.decode import decode_audio
 from duetts.config import Limits
-from duetts.errors import DuettsError, InvalidRequest
+from duetts.errors import DuettsError, EngineFailure, InvalidRequest, Overloaded
 from duetts.types import Chunk, Float32, Outcome, SpeakerInfo, Speech, SpeechRequest, Timings
 
 RATE, FRAME = 44100, 2048
@@ -20,7 +21,8 @@ RATE, FRAME = 44100, 2048
 
 @dataclass
 class Knobs:
-    """`error` is raised before the chunk of index `error_at`; -1 is at `start`. Waits are in seconds."""
+    """`error` is raised before the chunk of index `error_at`; -1 is at `start`. Waits are in seconds. `places` speeches have
+    room at once. A text in `failing` fails after its first chunk."""
 
     num_chunks: int = 3
     error: Exception | None = None
@@ -28,6 +30,8 @@ class Knobs:
     start_wait_s: float = 0.0
     chunk_wait_s: float = 0.0
     alive: bool = True
+    places: int = 1000
+    failing: str = ""
     pcm: bytes | None = None  # of every chunk, instead of a frame of hum
 
 
@@ -41,6 +45,8 @@ class SineService:
     waves: list[Float32] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
     seeds: int = 1000
+    speaking: int = 0
+    most_speaking: int = 0
 
     def __post_init__(self) -> None:
         self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048)
@@ -50,6 +56,7 @@ class SineService:
         self.requests.clear()
         self.waves.clear()
         self.aborted.clear()
+        self.most_speaking = 0
 
     def stats(self) -> dict[str, Any]:
         return {"alive": self.knobs.alive}
@@ -69,18 +76,33 @@ class SineService:
             self.waves.append(await asyncio.to_thread(self._decode, reference.audio))
         self.seeds += 1
         seed = self.seeds if request.seed is None else request.seed
-        return Speech(self._hum(seed, knobs), request_id=request.request_id, seed=seed, input_tokens=7, sample_rate=RATE)
+        items = self._take_place(seed, request.text, knobs)
+        return Speech(items, request_id=request.request_id, seed=seed, input_tokens=7, sample_rate=RATE)
 
     def _decode(self, audio: bytes) -> Float32:
         return decode_audio(audio, rate=RATE, min_s=self.limits.reference_min_s, max_s=self.limits.reference_max_s)
 
-    async def _hum(self, seed: int, knobs: Knobs) -> AsyncGenerator[Chunk | Outcome, None]:
+    async def _take_place(self, seed: int, text: str, knobs: Knobs) -> AsyncGenerator[Chunk | Outcome, None]:
+        if self.speaking >= knobs.places:
+            raise Overloaded("every place is taken", retry_after_s=0.05)
+        self.speaking += 1
+        self.most_speaking = max(self.most_speaking, self.speaking)
+        try:
+            async with aclosing(self._hum(seed, text, knobs)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self.speaking -= 1
+
+    async def _hum(self, seed: int, text: str, knobs: Knobs) -> AsyncGenerator[Chunk | Outcome, None]:
         ended = False
         try:
             for index in range(knobs.num_chunks):
                 await asyncio.sleep(knobs.chunk_wait_s)
                 if knobs.error is not None and knobs.error_at == index:
                     raise knobs.error
+                if index and text == knobs.failing:
+                    raise EngineFailure("lost")
                 yield Chunk(knobs.pcm or hum(seed, index), np.zeros((10, 1), np.int32))
             ended = True
             error = knobs.error if isinstance(knobs.error, DuettsError) and knobs.error_at >= knobs.num_chunks else None

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duetts.config import ServerConfig
 from duetts.errors import CallerLeft, DuettsError
+from duetts.server.batch import batch_router
 from duetts.server.errors import error_kind, error_response
 from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
@@ -38,6 +39,7 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     )
     outcomes = app.state.outcomes = Outcomes()
     app.include_router(speech_router(service, config, outcomes))
+    app.include_router(batch_router(service, config, outcomes))
     app.include_router(outcomes_router(outcomes))
     app.include_router(models_router(service, config))
     app.add_middleware(Entrance)
@@ -45,7 +47,12 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.state.request_id)
+    return error_response(error, request.state.request_id, _route_path(request.scope))
+
+
+def _route_path(scope: Scope) -> str:
+    """The path without the prefix that a proxy has put before it."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class Entrance:
@@ -89,7 +96,7 @@ class Entrance:
             if started:
                 # The server then closes the connection without the end of the body: nothing cut short looks complete.
                 raise RuntimeError(f"{speech_id}: the answer was broken off") from None
-            await error_response(error, request_id)(scope, receive, send_with_id)
+            await error_response(error, request_id, _route_path(scope))(scope, receive, send_with_id)
 
 
 def _log_failure(speech_id: str, error: Exception) -> None:

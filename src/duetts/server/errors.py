@@ -1,10 +1,12 @@
-"""What an error is over HTTP: one table from exceptions to status, OpenAI error type and code. Knows no routes."""
+"""What an error is over HTTP: one table from exceptions to status, OpenAI error type and code. Knows no routes, but which paths
+belong to Fish Audio's clients, who read another shape."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,6 +17,7 @@ from duetts.errors import (
     CallerLeft,
     Cancelled,
     DeadlineExceeded,
+    Draining,
     EmptyGeneration,
     EngineFailure,
     ForbiddenReference,
@@ -30,6 +33,7 @@ from duetts.errors import (
 )
 
 RETRY_AFTER_S = 5  # while loading or draining
+FISH_PATHS = ("/v1/tts", "/v1/references", "/v1/vqgan", "/v1/asr", "/model", "/wallet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
     StorageFailure: ErrorKind(500, "server_error", "internal_error", retry=False),
     Overloaded: ErrorKind(429, "rate_limit_error", "queue_full"),
     NotReady: ErrorKind(503, "server_error", "not_ready"),
+    Draining: ErrorKind(503, "server_error", "draining"),
     Aborted: ErrorKind(503, "server_error", "draining", "the server is stopping; the request was ended"),
     CallerLeft: ErrorKind(499, "request_error", "client_disconnect", "the client left"),  # for logs and counts only
     Cancelled: ErrorKind(499, "request_error", "cancelled"),
@@ -92,8 +97,26 @@ def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
     return {"error": error_object(error), "request_id": request_id}
 
 
-def error_response(error: BaseException, request_id: str) -> Response:
-    """A complete answer for an error raised before anything was sent."""
+def fish_error_body(error: BaseException, request_id: str) -> dict[str, Any]:
+    """The JSON object of an error in Fish Audio's shape. One generation of its clients reads `message`, one `detail`."""
+    told, status = error_object(error), error_kind(error).status
+    return {
+        "statusCode": status,
+        "message": told["message"],
+        "error": HTTPStatus(status).phrase if status in set(HTTPStatus) else "Client Closed Request",
+        "detail": told["message"],
+        "code": told["code"],
+        "request_id": request_id,
+    }
+
+
+def is_fish(path: str) -> bool:
+    """Whether a path, without a root path in front, is one of Fish Audio's API."""
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in FISH_PATHS)
+
+
+def error_response(error: BaseException, request_id: str, path: str = "") -> Response:
+    """A complete answer for an error raised before anything was sent, in the shape that clients of that path read."""
     kind = error_kind(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, Overloaded | NotReady) and error.retry_after_s is not None:
@@ -103,5 +126,5 @@ def error_response(error: BaseException, request_id: str) -> Response:
     if not kind.retry:
         headers["X-Should-Retry"] = "false"
     # ASCII only: an unpaired surrogate in a name that is repeated here cannot be encoded otherwise.
-    content = json.dumps(error_body(error, request_id))
+    content = json.dumps((fish_error_body if is_fish(path) else error_body)(error, request_id))
     return Response(content, kind.status, headers, media_type="application/json")

@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
 from typing import Any
 
 from starlette.responses import Response
@@ -53,19 +52,10 @@ class EventStream(Response):
                 else:
                     body = event("speech.audio.delta", audio=base64.b64encode(item).decode(), **shared)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-            last = event("speech.audio.done", **_done(self._rendition)) if failure is None else b""
+            last = event("speech.audio.done", **self._rendition.summary()) if failure is None else b""
             await send({"type": "http.response.body", "body": last, "more_body": False})
             if failure is not None:
                 raise failure
-
-
-def _done(rendition: Rendition) -> dict[str, Any]:
-    """The fields of the last event."""
-    duration = round(rendition.output.duration_s, 6)
-    outcome = rendition.outcome
-    return {
-        "usage": rendition.usage(), "finish_reason": outcome.reason, "duration": duration, "pieces": asdict(outcome.pieces)
-    }  # fmt: skip
 
 
 async def _with_silences(audio: AsyncIterator[bytes]) -> AsyncGenerator[bytes | BaseException | None, None]:

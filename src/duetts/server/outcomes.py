@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from duetts.audio.output import OutputStream
-from duetts.errors import Aborted, Cancelled, UnknownSpeech
+from duetts.errors import Aborted, Cancelled, NotReady, Overloaded, UnknownSpeech
 from duetts.server.errors import error_object
 from duetts.types import Int32, Speech
 
@@ -82,7 +82,7 @@ class Entry:
             error = outcome.error
         elif error is None or not isinstance(error, Exception):  # closed in its midst, or its task was
             error = Aborted("the request was ended")
-        if speech is None and not isinstance(error, Aborted):
+        if isinstance(error, Overloaded | NotReady) or (speech is None and not isinstance(error, Aborted)):
             return
         told = None if error is None else error_object(error)
         reason = "aborted" if isinstance(error, Aborted) else outcome.reason if outcome and outcome.error is error else "failed"

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -119,9 +120,15 @@ class Rendition:
         """int32 [codebooks, frames] of what was spoken so far."""
         return np.concatenate(self._codes, axis=1)
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object, after the end."""
-        return usage_of(self.speech, self.outcome.num_frames)
+    def summary(self) -> dict[str, Any]:
+        """What every door tells of a speech that has ended. The duration is in seconds, of the output."""
+        outcome = self.outcome
+        return {
+            "usage": usage_of(self.speech, outcome.num_frames),
+            "finish_reason": outcome.reason,
+            "duration": round(self.output.duration_s, 6),
+            "pieces": asdict(outcome.pieces),
+        }
 
 
 async def _audio(speech: Speech, output: OutputStream, caller: Caller, codes: list[Int32]) -> AsyncGenerator[bytes, None]:

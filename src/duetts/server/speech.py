@@ -8,6 +8,7 @@ work at once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote
@@ -76,22 +77,22 @@ async def answer(service: SpeechService, order: SpeechOrder, receive: Receive, o
             return Response(body, 200, headers | _outcome_headers(rendition.outcome, rendition.output.duration_s))
         headers |= {"Server-Timing": f"ttfa;dur={1000 * rendition.first_audio_s:.1f}", "X-Accel-Buffering": "no"}
         if order.delivery == "audio":
-            return AudioStream(headers, rendition, closing.pop_all())
+            return Stream(headers, rendition, closing.pop_all())
         return EventStream(headers, rendition, closing.pop_all())
 
 
-class AudioStream(Response):
-    """A chunked body, one write a piece. The terminating chunk is only sent when the speech ended well."""
+class Stream(Response):
+    """A chunked body, one write a piece. The terminating chunk is only sent when the pieces ended well."""
 
-    def __init__(self, headers: dict[str, str], rendition: Rendition, closing: AsyncExitStack) -> None:
+    def __init__(self, headers: dict[str, str], pieces: AsyncIterable[bytes], closing: AsyncExitStack) -> None:
         super().__init__(None, 200, headers)
         del self.headers["content-length"]
-        self._rendition, self._closing = rendition, closing
+        self._pieces, self._closing = pieces, closing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._closing:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for data in self._rendition:
+            async for data in self._pieces:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
