@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,7 @@ def script(count: int = 3, prompts: Prompts | None = None, **changes: Any) -> Sc
     """Pieces of equal size that differ in a letter; changes of the first utterance or of the script."""
     pieces = [Piece(TEXT + "abcdefghijklmnop"[index], 100) for index in range(count)]
     prompt = prompts or Prompts()
-    own = {name: changes.pop(name) for name in ("max_frames", "checked") if name in changes}
+    own = {name: changes.pop(name) for name in ("max_frames", "checked", "conditioned", "continues") if name in changes}
     first = Utterance("r", np.zeros((1 + BOOKS, 10), np.int32), Sampling(), 1000, own.get("max_frames") or 100, **changes)
     return Script(pieces, first, prompt, 77, **own)
 
@@ -123,6 +124,48 @@ async def test_pieces_follow_one_another_with_what_was_said_before(streaming: bo
     assert [utterance.continues for utterance in speaker.asked] == [False, True, True]
     assert speaker.asked[0] is what.first
     assert len({utterance.voice_key for utterance in speaker.asked}) == 1
+
+
+async def test_pieces_may_be_spoken_each_for_itself() -> None:
+    speaker, prompts = ToldSpeaker(), Prompts()
+    await run(speaker, script(prompts=prompts, conditioned=False))
+    assert [history for history, _ in prompts.asked] == [[], []]
+
+
+async def test_a_request_goes_on_from_what_another_left() -> None:
+    speaker, prompts = ToldSpeaker(), Prompts()
+    _, first = await run(speaker, script(2, streaming=True))
+    said = first.said
+    assert said is not None
+    assert (said.text, said.codes.tolist()) == (TEXT + "b", [[2] * ENOUGH] * BOOKS)
+    assert (said.seed, said.last_sample) == (piece_seed(1000, 2), 2000)
+    assert said.heard_at - time.monotonic() == pytest.approx(2 * ENOUGH / 10, abs=0.3)
+    chunks, second = await run(speaker, script(2, prompts, streaming=True, continues=said))
+    assert [[turn.text for turn in history] for history, _ in prompts.asked] == [[TEXT + "b"], [TEXT + "a"]]
+    assert [utterance.continues for utterance in speaker.asked] == [False, True, True, True]
+    assert speaker.asked[2].lead_s == pytest.approx(2 * ENOUGH / 10, abs=0.3)
+    assert int(np.frombuffer(chunks[0].pcm, "<i2")[0]) == 2000
+    assert second.timings.worst_underrun_s == 0
+    assert second.said is not None
+    assert second.said.heard_at > said.heard_at + 3
+
+
+async def test_late_text_is_not_counted_as_late_audio() -> None:
+    speaker = ToldSpeaker()
+    _, first = await run(speaker, script(1, streaming=True))
+    assert first.said is not None
+    _, second = await run(speaker, script(1, streaming=True, continues=replace(first.said, heard_at=time.monotonic() - 60)))
+    assert second.timings.worst_underrun_s < 1
+    assert speaker.asked[1].lead_s == 0
+
+
+async def test_what_comes_to_nothing_leaves_what_was_said_before_it() -> None:
+    _, first = await run(ToldSpeaker(), script(1))
+    nothing = Told(error=EngineFailure("lost"))
+    _, second = await run(ToldSpeaker({0: nothing}), script(1, continues=first.said))
+    assert second.said is first.said
+    _, alone = await run(ToldSpeaker({0: nothing}), script(1))
+    assert alone.said is None
 
 
 async def test_one_piece_is_handed_on_as_it_is() -> None:

@@ -38,7 +38,7 @@ from duetts.engine.playout import Playout
 from duetts.errors import DeadlineExceeded, DuettsError, EmptyGeneration, EngineFailure
 from duetts.text.prompt import Turn
 from duetts.text.rules import least_seconds
-from duetts.types import Chunk, FinishReason, Int32, Outcome, Pieces, Speaker, Suspect, Timings, Utterance
+from duetts.types import Chunk, FinishReason, Int32, Outcome, Pieces, Said, Speaker, Suspect, Timings, Utterance
 
 Flaw = Literal["too_short", "length"]
 
@@ -59,7 +59,8 @@ class Piece:
 class Script:
     """What is spoken: the pieces, the first one's utterance, and the prompt of any other, from history and text.
 
-    `max_frames` bounds the whole request and replaces the pieces' own bounds. `checked` says whether bad pieces are looked for.
+    `max_frames` bounds the whole request and replaces the pieces' own bounds. `checked` says whether bad pieces are looked for,
+    `conditioned` whether a piece's prompt holds the one before. The first piece `continues` what was said before, if anything.
     """
 
     pieces: Sequence[Piece]
@@ -68,6 +69,8 @@ class Script:
     input_tokens: int
     max_frames: int | None = None
     checked: bool = True
+    conditioned: bool = True
+    continues: Said | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,10 @@ class Narration:
         self._opening: tuple[float, _Try] | None = None  # seconds in line, and the kept try of the first piece
         self._redone: list[int] = []
         self._suspect: list[Suspect] = []
-        self._history: list[Turn] = []
-        self._last_sample: int | None = None  # of the piece before, until the next one has been joined to it
+        said = script.continues
+        self._history = [Turn(said.text, said.codes)] if said and script.conditioned and said.codes.shape[1] else []
+        # Of the piece before, until the next one has been joined to it.
+        self._last_sample = said.last_sample if said else None
 
     async def speak(self) -> AsyncGenerator[Chunk | Outcome, None]:
         """Chunks in order, then the outcome of the request. Closing it cancels what runs. Raises what a speaker raises."""
@@ -126,6 +131,8 @@ class Narration:
 
     async def _run(self) -> Outcome:
         self._began = time.monotonic()
+        if self._script.continues is not None:
+            self._playout.began = max(self._began, self._script.continues.heard_at)
         reason: FinishReason = "stop"
         for index in range(len(self._script.pieces)):
             await self._wait_for_reader()
@@ -145,7 +152,7 @@ class Narration:
         """The better of at most two tries."""
         script = self._script
         holds = script.checked and not script.first.streaming
-        utterance = script.first if index == 0 else self._utterance(index)
+        utterance = script.first if index == 0 and script.continues is None else self._utterance(index)
         kept = first = await self._try(utterance, send=not holds)
         if (first.is_empty or (holds and self._flaw(index, first))) and self._seconds_left() != 0:
             self._redone.append(index)
@@ -170,7 +177,7 @@ class Narration:
         raise EngineFailure("an utterance ended without an outcome")
 
     def _utterance(self, index: int) -> Utterance:
-        """Of a later piece."""
+        """Of a piece that goes on from another one."""
         script, text, max_frames = self._script, self._script.pieces[index].text, self._frames_left(index)
         prompt = script.prompt(self._history, text)
         if prompt.shape[1] + max_frames > self._speaker.info.max_model_len:
@@ -192,10 +199,9 @@ class Narration:
         flaw = self._flaw(index, kept)
         if flaw is not None:
             self._suspect.append(Suspect(index, flaw))
-        if index + 1 < len(self._script.pieces):
-            self._last_sample = int(np.frombuffer(kept.chunks[-1].pcm, "<i2")[-1])
-            if flaw is None:
-                self._history = [Turn(self._script.pieces[index].text, kept.codes())]
+        self._last_sample = int(np.frombuffer(kept.chunks[-1].pcm, "<i2")[-1])
+        if flaw is None and self._script.conditioned:
+            self._history = [Turn(self._script.pieces[index].text, kept.codes())]
 
     def _flaw(self, index: int, spoken: _Try) -> Flaw | None:
         if not self._script.checked or spoken.outcome.error is not None:
@@ -253,7 +259,18 @@ class Narration:
         if reason == "timeout":
             error = DeadlineExceeded(f"the request's limit of {self._script.first.timeout_s} s has passed")
         pieces = Pieces(len(self._script.pieces), self._spoken, tuple(self._redone), tuple(self._suspect))
-        return Outcome(reason, self._num_frames, self._script.input_tokens, self._timings(), error, pieces)
+        return Outcome(reason, self._num_frames, self._script.input_tokens, self._timings(), error, pieces, self._said())
+
+    def _said(self) -> Said | None:
+        """For a request that goes on from this one; what was said before it if it came to nothing."""
+        if not self._spoken or self._last_sample is None:
+            return self._script.continues
+        text, codes = "", np.zeros((self._speaker.info.num_codebooks, 0), np.int32)
+        if self._history:
+            text, codes = self._history[-1].text, self._history[-1].codes
+        now = time.monotonic()
+        seed = piece_seed(self._script.first.seed, len(self._script.pieces))
+        return Said(text, codes, seed, self._last_sample, now + self._playout.buffer_s(now))
 
     def _timings(self) -> Timings:
         if self._opening is None:

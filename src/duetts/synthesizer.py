@@ -57,7 +57,7 @@ def check_ranges(request: SpeechRequest) -> None:
         "top_k": request.top_k,
         "repetition_penalty": request.repetition_penalty,
         "seed": request.seed,
-        "max_new_tokens": request.max_new_tokens,
+        "max_new_tokens": request.max_new_tokens if request.max_piece_frames is None else request.max_piece_frames,
         "chunk_length": request.chunk_length,
         "timeout": request.timeout_s,
     }
@@ -223,7 +223,8 @@ class Synthesizer:
 
     def _piece(self, text: str, request: SpeechRequest) -> Piece:
         frame_rate = self.info.sample_rate / self.info.frame_length
-        return Piece(text, request.max_new_tokens or min(self.limits.max_new_tokens, frames_bound(text, frame_rate)))
+        most = min(self.limits.max_new_tokens, request.max_piece_frames or self.limits.max_new_tokens)
+        return Piece(text, request.max_new_tokens or min(most, frames_bound(text, frame_rate)))
 
     def _positions(self, text: str) -> int:
         """What a text adds to the voice's positions, the turns around it included."""
@@ -237,7 +238,7 @@ class Synthesizer:
             request_id=request.request_id,
             prompt=prompt([], pieces[0].text),
             sampling=self._sampling(request),
-            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            seed=self._seed(request),
             max_frames=pieces[0].max_frames,
             timeout_s=request.timeout_s,
             streaming=request.streaming,
@@ -247,7 +248,13 @@ class Synthesizer:
         )
         bare = self._positions("")
         later = sum(self._positions(piece.text) - bare for piece in pieces[1:])
-        return Script(pieces, first, prompt, first.prompt.shape[1] + later, request.max_new_tokens, trusted)
+        return Script(pieces, first, prompt, first.prompt.shape[1] + later, request.max_new_tokens, trusted,
+                      request.conditioned, request.continues)  # fmt: skip
+
+    def _seed(self, request: SpeechRequest) -> int:
+        if request.continues is not None:
+            return request.continues.seed
+        return secrets.randbits(63) if request.seed is None else request.seed
 
     def _transcripts(self, request: SpeechRequest) -> list[str]:
         limit = self.limits.max_references

@@ -83,6 +83,19 @@ class Consent:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What a speech leaves for one that goes on from it: the last good piece's text and codes [codebooks, frames], empty if
+    there is none; the seed of the next piece, the value of the last sample, and when, by the monotonic clock, its listener
+    will have heard all of it. Whoever hands it on need not look inside."""
+
+    text: str
+    codes: Int32
+    seed: int
+    last_sample: int
+    heard_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """What a front door asks of the synthesizer. Fields left None take the model's or the server's default.
 
@@ -101,7 +114,10 @@ class SpeechRequest:
     repetition_penalty: float | None = None
     seed: int | None = None
     max_new_tokens: int | None = None  # frames of the whole request
+    max_piece_frames: int | None = None  # of each piece; not looked at beside `max_new_tokens`
     chunk_length: int | None = None  # UTF-8 bytes of a piece of a long text
+    conditioned: bool = True  # each piece is spoken as what follows the one before
+    continues: Said | None = None  # what this is the continuation of; its seed counts, and no place in the line is needed
     timeout_s: float | None = None
     streaming: bool = False  # somebody listens while it is made
     request_id: str = ""
@@ -186,7 +202,7 @@ class Pieces:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How an utterance, or a whole request, ended. The last item of every stream; `error` is set unless the reason is stop
-    or length. An engine leaves `pieces` as it is: the text side tells it of a request."""
+    or length. An engine leaves `pieces` and `said` as they are: the text side tells them of a request."""
 
     reason: FinishReason
     num_frames: int
@@ -194,6 +210,7 @@ class Outcome:
     timings: Timings = field(default_factory=Timings)
     error: DuettsError | None = None
     pieces: Pieces = Pieces()
+    said: Said | None = field(default=None, compare=False)  # for whoever goes on from here
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +361,16 @@ class Consents(Protocol):
 
 class SpeechService(Protocol):
     """What a front door needs: the synthesizer, or a fake of it in tests."""
+
+    @property
+    def voices(self) -> Voices:
+        """The voices that requests may name."""
+        ...
+
+    @property
+    def consents(self) -> Consents:
+        """The consents of speakers."""
+        ...
 
     @property
     def info(self) -> SpeakerInfo:

@@ -1,5 +1,6 @@
 """The messages: everything comes back as it was, and nothing that is damaged is taken for a message."""
 
+import inspect
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine import wire
 from duetts.engine.life import Orders
 from duetts.engine.wire import Message
-from duetts.errors import DuettsError, EngineFailure, InvalidRequest, Overloaded, UnknownModel, WireError
+from duetts.errors import DuettsError, EngineFailure, WireError
 from duetts.types import Chunk, Outcome, Sampling, SpeakerInfo, Timings, Utterance
 
 INFO = SpeakerInfo("fake", 44100, 8, 4, 100)
@@ -73,12 +74,9 @@ def every_error() -> list[DuettsError]:
     for kind in wire._error_classes().values():
         if kind.__module__ != errors.__name__:
             continue
-        options: dict[str, Any] = {"retry_after_s": 2.5} if kind is Overloaded else {}
-        if issubclass(kind, InvalidRequest) and kind is not UnknownModel:
-            options = {"field": "input", "code": "odd"}
-        made.append(
-            kind("why", **options) if options or kind.__init__ is not InvalidRequest.__init__ else kind("why", field=None)
-        )
+        taken = inspect.signature(kind.__init__).parameters
+        options: dict[str, Any] = {"field": "input", "code": "odd", "retry_after_s": 2.5}
+        made.append(kind("why", **{name: value for name, value in options.items() if name in taken}))
     return made
 
 

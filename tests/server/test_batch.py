@@ -54,13 +54,14 @@ def test_a_bad_item_fails_alone(door: Door) -> None:
     assert body["id"].startswith("speech-batch-")
     first, second, third = body["results"]
     assert base64.b64decode(first.pop("audio_data")) == wav(1)
+    first.pop("voice", None)  # of no account here
     assert first == {
         "index": 0, "status": "success", "id": f"{body['id']}-0", "format": "wav", "media_type": "audio/wav", "seed": 1,
         "pieces": {"total": 1, "spoken": 1, "redone": [], "suspect": []},
-        "sample_rate": RATE, "duration": pytest.approx(3 * FRAME / RATE, abs=1e-5), "finish_reason": "stop", "voice": "hummer",
+        "sample_rate": RATE, "duration": pytest.approx(3 * FRAME / RATE, abs=1e-5), "finish_reason": "stop",
         "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10,
                   "input_token_details": {"text_tokens": 7, "audio_tokens": 0}},
-    } | {"voice": first["voice"]}  # fmt: skip
+    }  # fmt: skip
     assert second["error"]["code"] == "invalid_value"
     assert second["error"]["param"] == "input"
     assert second.keys() == {"index", "status", "error"}
