@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from duetts.audio.decode import decode_audio
-from duetts.config import Limits
+from duetts.config import Limits, VoicesConfig
 from duetts.errors import DuettsError, EngineFailure, InvalidRequest, Overloaded
-from duetts.types import Chunk, Float32, Outcome, SpeakerInfo, Speech, SpeechRequest, Timings
+from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Speech, SpeechRequest, Timings
+from duetts.voices.consents import ConsentStore
+from duetts.voices.library import SpokenClip, SpokenVoice, VoiceLibrary
+from duetts.voices.reference import ReferenceCodes
 
 RATE, FRAME = 44100, 2048
 
@@ -37,11 +41,14 @@ class Knobs:
 
 @dataclass
 class SineService:
-    """Fulfils `SpeechService`. `requests`, `waves` and `aborted` record what happened."""
+    """Fulfils `SpeechService`. `requests`, `spoken`, `waves` and `aborted` record what happened."""
 
     limits: Limits
+    config: VoicesConfig = field(default_factory=VoicesConfig)
     knobs: Knobs = field(default_factory=Knobs)
     requests: list[SpeechRequest] = field(default_factory=list)
+    spoken: list[SpokenVoice | None] = field(default_factory=list)  # the voice of each request without references
+    encoded: int = 0
     waves: list[Float32] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
     seeds: int = 1000
@@ -49,17 +56,40 @@ class SineService:
     most_speaking: int = 0
 
     def __post_init__(self) -> None:
-        self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048)
+        self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048, weights="untrained", codec_id="sine")
+        references = ReferenceCodes(self.encode, RATE, self.limits)
+        folder = self.config.folder
+        self.voices = VoiceLibrary(self.config, self.limits, folder / "presets", self.info, references, self)
+        self.consents = ConsentStore(folder / "consents", 3, self.limits.reference_bytes, 8)
 
     def reset(self) -> None:
         self.knobs = Knobs()
         self.requests.clear()
+        self.spoken.clear()
         self.waves.clear()
         self.aborted.clear()
-        self.most_speaking = 0
+        self.encoded = self.most_speaking = 0
+        shutil.rmtree(self.config.folder, ignore_errors=True)
 
     def stats(self) -> dict[str, Any]:
         return {"alive": self.knobs.alive}
+
+    async def encode(self, wave: Float32) -> Int32:
+        """Codes that tell the length and the level."""
+        self.encoded += 1
+        return np.full((4, -(-len(wave) // FRAME)), round(1000 * float(np.abs(wave).mean())), np.int32)
+
+    def clean_transcript(self, text: str | None) -> str:
+        if text is None or not text.strip():
+            raise InvalidRequest("ref_text is missing", field="ref_text", code="reference_text_required")
+        return text.strip()
+
+    def check_room(self, codes: Int32, transcript: str) -> None:
+        if codes.shape[1] + len(transcript) > self.info.max_model_len:
+            raise InvalidRequest("there is no room", field="ref_text", code="context_length_exceeded")
+
+    async def speak_clip(self, seed: int) -> SpokenClip | None:
+        return SpokenClip(hum(seed, 0) * 50, np.full((4, 50), seed, np.int32), "Hum.")
 
     async def start(self, request: SpeechRequest) -> Speech:
         self.requests.append(request)
@@ -74,10 +104,17 @@ class SineService:
             raise knobs.error
         for reference in request.references:
             self.waves.append(await asyncio.to_thread(self._decode, reference.audio))
+        voice, hit = "", None
+        if not request.references:
+            spoken = await self.voices.choose(request.voice, request.voice_field, request.voice_or_default)
+            self.spoken.append(spoken)
+            voice, hit = (spoken.name, spoken.hit) if spoken else ("none", None)
         self.seeds += 1
         seed = self.seeds if request.seed is None else request.seed
-        items = self._take_place(seed, request.text, knobs)
-        return Speech(items, request_id=request.request_id, seed=seed, input_tokens=7, sample_rate=RATE)
+        return Speech(
+            self._take_place(seed, request.text, knobs), request_id=request.request_id, seed=seed, input_tokens=7,
+            sample_rate=RATE, voice=voice, reference_hit=hit,
+        )  # fmt: skip
 
     def _decode(self, audio: bytes) -> Float32:
         return decode_audio(audio, rate=RATE, min_s=self.limits.reference_min_s, max_s=self.limits.reference_max_s)

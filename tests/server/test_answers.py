@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from duetts.audio.encode import wav_header
+from duetts.server.schemas import OPENAI_ALIASES
 from tests.server.conftest import NATIVE, Door
 from tests.server.sine import FRAME, RATE, hum
 
@@ -117,7 +118,7 @@ def test_openai_client_speaks_and_streams(door: Door) -> None:
         with streaming as answer:
             assert b"".join(answer.iter_bytes()) == whole.read()[44:]
             assert answer.headers["x-seed"] == "3"
-        assert [model.id for model in client.models.list()] == [NATIVE, "second"]
+        assert [model.id for model in client.models.list()] == [NATIVE, "second", *OPENAI_ALIASES]
         with pytest.raises(openai.BadRequestError) as caught:
             client.audio.speech.create(model=NATIVE, voice="alloy", input="Hello.")
     assert (caught.value.code, caught.value.param) == ("unknown_voice", "voice")

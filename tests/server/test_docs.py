@@ -10,6 +10,7 @@ import pytest
 from duetts.audio.formats import FORMATS
 from duetts.server.schemas import FIELDS
 from tests.audio.listening import hear
+from tests.inputs import clip
 from tests.server.conftest import Door
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -28,8 +29,10 @@ def test_commands_do_what_they_say(door: Door, command: str, tmp_path: Path) -> 
     local = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{door.port}").replace(
         "curl ", "curl --fail -sS --noproxy '*' "
     )
-    shown = subprocess.run(["bash", "-c", local], cwd=tmp_path, capture_output=True, timeout=20, check=True).stdout
-    files = list(tmp_path.iterdir())
+    sample = tmp_path / "anna.wav"
+    sample.write_bytes(clip("control_pcm16.wav"))
+    shown = subprocess.run(["bash", "-ec", local], cwd=tmp_path, capture_output=True, timeout=20, check=True).stdout
+    files = [path for path in tmp_path.iterdir() if path != sample]
     if files:
         assert len(hear(files[0].read_bytes())[0])
     else:

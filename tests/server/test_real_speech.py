@@ -27,7 +27,7 @@ from duetts.synthesizer import Synthesizer
 from ..audio.listening import hear
 from ..inputs import REF_TEXT, REFUSED_CLIPS, clip, clips
 from .test_events import events_of, joined
-from .test_trial_requests import NOT_YET, ROWS, filled
+from .test_trial_requests import ROWS, filled
 
 NATIVE = "fishaudio/s2-pro"
 TEXTS = ["Hi.", "One two three.", "Hello, how are you?", "The meeting is at 4.", "Yes, of course!", "Why?"]
@@ -213,7 +213,7 @@ def test_a_multipart_file_clones_like_a_data_uri(served: Served) -> None:
     assert posted.content == inline.content
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row["id"] not in NOT_YET], ids=lambda row: row["id"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_trial_requests(served: Served, row: dict[str, Any]) -> None:
     body = row.get("raw_body") or json.dumps({name: filled(value) for name, value in row["body"].items()})
     answer = served.http.post("/v1/audio/speech", content=body, headers={"Content-Type": "application/json"})

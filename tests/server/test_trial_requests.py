@@ -11,8 +11,6 @@ from tests.inputs import INPUTS, REF_TEXT, clip
 from tests.server.conftest import Door
 
 ROWS = [json.loads(line) for line in (INPUTS / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
-# Refused by name until the feature comes: aliases of OpenAI models.
-NOT_YET = {"openai_defaults": 404}
 
 
 def filled(value: Any) -> Any:
@@ -31,8 +29,7 @@ def filled(value: Any) -> Any:
 def test_status_is_one_of_the_allowed(door: Door, row: dict[str, Any]) -> None:
     body = row.get("raw_body") or json.dumps({name: filled(value) for name, value in row["body"].items()})
     answer = door.http.post("/v1/audio/speech", content=body, headers={"Content-Type": "application/json"})
-    allowed = [NOT_YET[row["id"]]] if row["id"] in NOT_YET else row["status_allowed"]
-    assert answer.status_code in allowed, answer.text
+    assert answer.status_code in row["status_allowed"], answer.text
     if answer.status_code != 200:
         assert answer.json()["error"]["message"]
     assert door.speak().status_code == 200

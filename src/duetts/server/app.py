@@ -22,6 +22,7 @@ from duetts.server.errors import error_kind, error_response
 from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
 from duetts.server.speech import speech_router
+from duetts.server.voices import consents_router, voices_router
 from duetts.types import SpeechService
 
 CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -42,6 +43,8 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     app.include_router(batch_router(service, config, outcomes))
     app.include_router(outcomes_router(outcomes))
     app.include_router(models_router(service, config))
+    app.include_router(voices_router(service, config))
+    app.include_router(consents_router(service, config))
     app.add_middleware(Entrance)
     return app
 

@@ -10,18 +10,24 @@ from starlette.responses import JSONResponse
 
 from duetts.audio.formats import available_formats
 from duetts.config import ServerConfig
-from duetts.server.schemas import check_model
+from duetts.server.schemas import OPENAI_ALIASES, check_model
+from duetts.server.voices import voice_names
 from duetts.types import SpeechService
 
-FEATURES = ("speech", "streaming", "reference_audio", "seed")
+FEATURES = ("speech", "streaming", "reference_audio", "voices", "seed")
+NO_ENGINE = "no engine is up"
 
 
 def models_router(service: SpeechService, config: ServerConfig) -> APIRouter:
-    """GET /v1/models and one of them, /health and /live."""
+    """GET /v1/models and one of them, /v1/audio/models, /health, /ready and /live."""
     router = APIRouter()
     created = int(time.time())
 
-    def model_object(name: str) -> dict[str, Any]:
+    def names() -> list[str]:
+        aliases = OPENAI_ALIASES if config.openai_aliases else ()
+        return list(dict.fromkeys((*config.served_model_names, *aliases)))
+
+    def model_object(name: str, voices: list[dict[str, str]]) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
@@ -30,31 +36,51 @@ def models_router(service: SpeechService, config: ServerConfig) -> APIRouter:
             "root": config.served_model_names[0],
             "sample_rate": service.info.sample_rate,
             "formats": available_formats(),
-            "voices": [{"id": "default", "name": "default"}],
+            "voices": voices,
             "max_input_chars": config.limits.max_input_chars,
             "features": FEATURES,
         }
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        """The served models, the native id first."""
-        return {"object": "list", "data": [model_object(name) for name in config.served_model_names]}
+        """The served models, the native id first, then OpenAI's names for it."""
+        voices = await voice_names(service.voices)
+        return {"object": "list", "data": [model_object(name, voices) for name in names()]}
+
+    @router.get("/v1/audio/models")
+    async def list_audio_models() -> dict[str, Any]:
+        """The same ids in the shape that web interfaces ask for."""
+        return {"models": [{"id": name, "name": name} for name in names()]}
 
     @router.get("/v1/models/{model:path}")
     async def one_model(model: str) -> dict[str, Any]:
         """One served model; its id may hold slashes."""
-        return model_object(check_model(model, config))
+        check_model(model, config)
+        return model_object(model, await voice_names(service.voices))
 
+    _add_health(router, service)
+    return router
+
+
+def _add_health(router: APIRouter, service: SpeechService) -> None:
     @router.get("/health")
     async def health() -> JSONResponse:
-        """200 while the engine runs."""
+        """200 while an engine runs."""
         if service.stats().get("alive", True):
             return JSONResponse({"status": "healthy"})
-        return JSONResponse({"status": "unhealthy", "reason": "the engine has stopped"}, 503)
+        return JSONResponse({"status": "unhealthy", "reason": NO_ENGINE}, 503)
+
+    @router.get("/ready")
+    async def ready() -> JSONResponse:
+        """200 while a new request would be taken."""
+        stats = service.stats()
+        if not stats.get("alive", True):
+            return JSONResponse({"status": "not ready", "reason": NO_ENGINE}, 503)
+        if stats.get("full", False):
+            return JSONResponse({"status": "not ready", "reason": "every place is taken"}, 503)
+        return JSONResponse({"status": "ready"})
 
     @router.get("/live")
     async def live() -> dict[str, str]:
         """200 while the process runs."""
         return {"status": "alive"}
-
-    return router

@@ -28,6 +28,11 @@ LARGEST_NUMBER = 2.0**64  # beyond every field's range; NaN and infinities are r
 
 # Clients that name OpenAI's models expect OpenAI's defaults.
 OPENAI_MODELS = re.compile(r"tts-1(-hd)?|gpt-4o-mini-tts(-.+)?")
+OPENAI_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")  # those that are listed
+# Voices that OpenAI's clients name although nobody has stored them here.
+OPENAI_VOICES = {
+    "alloy", "ash", "ballad", "coral", "echo", "fable", "onyx", "nova", "sage", "shimmer", "verse", "marin", "cedar"
+}  # fmt: skip
 OPENAI_FORMAT, NATIVE_FORMAT = "mp3", "wav"
 OPENAI_PCM_RATE = 24000  # Hz; frameworks take it for granted
 
@@ -60,9 +65,11 @@ def _other_models(*types: str, only: tuple[Any, ...] = ()) -> WireField:
 FIELDS: dict[str, WireField] = {
     "input": WireField(("string",), "Text to speak. Required."),
     "model": WireField(("string",), "A served model id; see GET /v1/models. Default: the first of them."),
-    "voice": WireField(("string", "object"), 'Only "default" so far, as a string or as {"id": "default"}.'),
+    "voice": WireField(
+        ("string", "object"), 'A voice of GET /v1/audio/voices, as a string or {"id": ...}. Default: "default".'
+    ),
     "speaker": WireField(("string", "object"), "Another name of voice."),
-    "reference_id": WireField(("string",), "A registered voice.", only=()),
+    "reference_id": WireField(("string",), "A stored voice; wins over voice."),
     "instructions": WireField(("string",), "Accepted without effect: the model has no such channel.", hint=True),
     "response_format": WireField(
         ("string",), f"One of {', '.join(FORMAT_NAMES)}. Default: {NATIVE_FORMAT}; {OPENAI_FORMAT} for OpenAI's model names."
@@ -89,7 +96,9 @@ FIELDS: dict[str, WireField] = {
     "references": WireField(("array",), "Clips and transcripts: a list of {audio, text}."),
     "language": WireField(("string",), "Accepted without effect: the model tells languages by itself.", hint=True),
     "max_new_tokens": WireField(("integer",), "At most this many frames of audio, in all pieces of the text together."),
-    "chunk_length": WireField(("integer",), "100..1000: UTF-8 bytes of the pieces that a long text is spoken in. Default: 300."),
+    "chunk_length": WireField(
+        ("integer",), "100..1000: UTF-8 bytes of the pieces that a long text is spoken in. Default: 300."
+    ),
     "temperature": WireField(("number",), "0..2; 0 is greedy."),
     "top_p": WireField(("number",), "Up to 1."),
     "top_k": WireField(("integer",), "0..1000; 0 is no limit."),
@@ -142,10 +151,14 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
     output = read_output(given, sample_rate)
     delivery = _read_delivery(given)
     model = check_model(given.get("model", config.served_model_names[0]), config)
-    _check_voice(given)
+    voice_field, voice = _read_voice(given)
+    references = read_references(given, config.limits.reference_bytes)
     request = SpeechRequest(
         text=_read_input(given),
-        references=read_references(given, config.limits.reference_bytes),
+        references=references,
+        voice=voice,
+        voice_field=voice_field,
+        voice_or_default=_is_openai(given) and voice.strip().lower() in OPENAI_VOICES,
         temperature=given.get("temperature"),
         top_p=given.get("top_p"),
         top_k=given.get("top_k"),
@@ -157,15 +170,16 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         streaming=delivery != "complete",
         request_id=request_id,
     )
-    return SpeechOrder(request, model, output, delivery, _ignored(given))
+    return SpeechOrder(request, model, output, delivery, _ignored(given, "" if references else voice_field))
 
 
 def _check_types(given: dict[str, Any]) -> None:
     for name, value in given.items():
-        _check_type(name, value, FIELDS[name].types)
+        check_type(name, value, FIELDS[name].types)
 
 
-def _check_type(name: str, value: Any, types: tuple[str, ...]) -> None:
+def check_type(name: str, value: Any, types: tuple[str, ...]) -> None:
+    """Raises `InvalidRequest` for a value of none of the types, and for a number beyond all ranges."""
     takes_numbers = "number" in types or "integer" in types
     if takes_numbers and isinstance(value, int | float) and not abs(value) < LARGEST_NUMBER:  # false for NaN too
         raise InvalidRequest(f"{name} is out of range", field=name, code="out_of_range")
@@ -185,7 +199,7 @@ def _read_extra_params(given: dict[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
         if name in given:
             raise InvalidRequest(f"{name} is given twice, once in extra_params", field=name)
-        _check_type(name, value, FIELDS[name].types)
+        check_type(name, value, FIELDS[name].types)
     return extra
 
 
@@ -208,31 +222,49 @@ def _read_input(given: dict[str, Any]) -> str:
 
 
 def check_model(model: str, config: ServerConfig) -> str:
-    """The id if it is served. Raises `UnknownModel` with the list of those that are."""
-    if model not in config.served_model_names:
-        raise UnknownModel(f"model {model[:64]!r} is not served here; these are: {', '.join(config.served_model_names)}")
-    return model
+    """The served id that is meant; OpenAI's names mean the native one. Raises `UnknownModel` with the list of those served."""
+    if model in config.served_model_names:
+        return model
+    if config.openai_aliases and OPENAI_MODELS.fullmatch(model):
+        return config.served_model_names[0]
+    raise UnknownModel(f"model {model[:64]!r} is not served here; these are: {', '.join(config.served_model_names)}")
 
 
-def _check_voice(given: dict[str, Any]) -> None:
+def _is_openai(given: dict[str, Any]) -> bool:
+    return OPENAI_MODELS.fullmatch(given.get("model", "")) is not None
+
+
+def _read_voice(given: dict[str, Any]) -> tuple[str, str]:
+    """The field that decides on the voice, and the name in it; "" is the default voice."""
     if "voice" in given and "speaker" in given:
         raise InvalidRequest("speaker is another name of voice; send one of them", field="speaker")
     field = "speaker" if "speaker" in given else "voice"
+    voice = _voice_name(given, field)
+    stored = given.get("reference_id", "")
+    if not stored:
+        return field, voice
+    if _is_default(stored) or stored.strip().lower() == "none":
+        raise InvalidRequest(
+            "reference_id names a stored voice; the default one is used without it", field="reference_id", code="unknown_voice"
+        )
+    return "reference_id", stored
+
+
+def _voice_name(given: dict[str, Any], field: str) -> str:
     voice = given.get(field, "")
     if isinstance(voice, dict):
         voice = voice.get("id")
-        _check_type(f"{field}.id", voice, ("string",))
-    if voice.lower() not in ("", "default"):
-        raise InvalidRequest(
-            f"{field} {voice[:64]!r} is unknown: only default exists. For another voice send a clip of it as ref_audio, "
-            "with ref_text",
-            field=field, code="unknown_voice",
-        )  # fmt: skip
+        check_type(f"{field}.id", voice, ("string",))
+    return str(voice)
+
+
+def _is_default(voice: str) -> bool:
+    return voice.strip().lower() in ("", "default")
 
 
 def read_output(given: dict[str, Any], native_rate: int) -> Output:
     """The output that fields of the right types ask for, of speech at `native_rate` Hz."""
-    openai = OPENAI_MODELS.fullmatch(given.get("model", "")) is not None
+    openai = _is_openai(given)
     response_format = given.get("response_format", OPENAI_FORMAT if openai else NATIVE_FORMAT)
     return plan_output(
         native_rate,
@@ -265,9 +297,15 @@ def _read_delivery(given: dict[str, Any]) -> Delivery:
     return "audio" if stream_format == "audio" else "sse"
 
 
-def _ignored(given: dict[str, Any]) -> tuple[str, ...]:
-    """Names that had no effect, safe to stand in a header."""
-    names = [name for name in given if name not in FIELDS or FIELDS[name].hint]
+def _ignored(given: dict[str, Any], voice_field: str) -> tuple[str, ...]:
+    """Fields that had no effect; `voice_field` is the one that decided on the voice, if any did."""
+    voices = [name for name in ("voice", "speaker", "reference_id") if name in given and name != voice_field]
+    idle = {name for name in voices if not _is_default(_voice_name(given, name))}
+    return ignored_names([name for name in given if name not in FIELDS or FIELDS[name].hint or name in idle])
+
+
+def ignored_names(names: list[str]) -> tuple[str, ...]:
+    """Names of fields as they may stand in a header."""
     shown = [quote(name[:64], safe="", errors="replace") for name in names[:MAX_IGNORED_NAMES]]
     return (*shown, "...") if len(names) > MAX_IGNORED_NAMES else tuple(shown)
 

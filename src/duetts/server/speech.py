@@ -111,6 +111,10 @@ def common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
         "X-Input-Tokens": str(speech.input_tokens),
         "X-Pieces": str(speech.num_pieces),
     }
+    if speech.voice:
+        headers["X-Voice-Resolved"] = quote(speech.voice, safe=" ")
+    if speech.reference_hit is not None:
+        headers["X-Reference-Cache"] = "hit" if speech.reference_hit else "miss"
     if order.delivery != "sse":
         headers["Content-Disposition"] = f'inline; filename="speech.{chosen.name}"'
     if not chosen.codec:
