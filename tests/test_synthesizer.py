@@ -129,3 +129,76 @@ async def test_what_cannot_fit_is_refused_before_a_clip_is_encoded(tiny_folder: 
         await Synthesizer(tiny_folder, tight).start(request)
     assert refusal.value.code == "context_length_exceeded"
     assert tight.encoded == 0
+
+
+@pytest.mark.parametrize("length", [99, 1001, 0, -5])
+async def test_a_length_of_pieces_out_of_range_is_refused(tiny_folder: Path, length: int) -> None:
+    with pytest.raises(InvalidRequest, match="between 100 and 1000") as refusal:
+        await Synthesizer(tiny_folder, NotingSpeaker()).start(SpeechRequest("Hi.", chunk_length=length))
+    assert (refusal.value.field, refusal.value.code) == ("chunk_length", "out_of_range")
+
+
+async def test_every_piece_is_checked_before_the_first_is_spoken(tiny_folder: Path) -> None:
+    """The third sentence of these holds a phoneme pair, which is never cut, and has no room."""
+    pair = "<|phoneme_start|>" + "AH0 " * 200 + "<|phoneme_end|>"
+    text = "A sentence of some length. " * 8 + pair + ". The end of it."
+    speaker = NotingSpeaker()
+    for references in ((), (Reference(clip("control_pcm16.wav"), REF_TEXT),)):
+        with pytest.raises(InvalidRequest) as refusal:
+            await Synthesizer(tiny_folder, speaker).start(SpeechRequest(text, references=references, voice="none"))
+        assert (refusal.value.field, refusal.value.code) == ("input", "context_length_exceeded")
+    assert speaker.asked == []
+    assert speaker.encoded == 0
+
+
+async def test_pieces_are_made_shorter_if_their_bounds_do_not_fit(tiny_folder: Path) -> None:
+    text = "One sentence is like another. " * 30
+    counts = []
+    for room in (4096, 1024, 700, 420):
+        speaker = NotingSpeaker(room)
+        speech = await Synthesizer(tiny_folder, speaker).start(SpeechRequest(text, voice="none", seed=1))
+        counts.append(speech.num_pieces)
+        async for _ in speech:
+            utterance = speaker.asked[-1]
+            assert utterance.prompt.shape[1] + utterance.max_frames <= room
+    assert counts == sorted(counts)
+    assert len(set(counts)) == len(counts)
+    with pytest.raises(InvalidRequest) as refusal:
+        await Synthesizer(tiny_folder, NotingSpeaker(190)).start(SpeechRequest(text, voice="none"))
+    assert refusal.value.code == "context_length_exceeded"
+
+
+async def test_the_requests_own_bound_must_fit_and_changes_no_pieces(tiny_folder: Path) -> None:
+    text = "One sentence is like another. " * 30
+    usual = await Synthesizer(tiny_folder, NotingSpeaker(4096)).start(SpeechRequest(text, voice="none"))
+    bounded = await Synthesizer(tiny_folder, NotingSpeaker()).start(SpeechRequest(text, voice="none", max_new_tokens=600))
+    assert bounded.num_pieces == usual.num_pieces
+    with pytest.raises(InvalidRequest) as refusal:
+        await Synthesizer(tiny_folder, NotingSpeaker()).start(SpeechRequest(text, voice="none", max_new_tokens=900))
+    assert (refusal.value.field, refusal.value.code) == ("max_new_tokens", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("weights", "bound", "checked"),
+    [("trained", None, True), ("trained", 5, False), ("dummy", None, False), ("untrained", None, False)],
+)
+async def test_when_speech_is_checked(tiny_folder: Path, weights: str, bound: int | None, checked: bool) -> None:
+    """The speaker's one frame is too short for this text."""
+    speaker = NotingSpeaker()
+    speaker.info = replace(speaker.info, weights=weights)
+    request = SpeechRequest("A sentence of some length.", voice="none", seed=3, max_new_tokens=bound)
+    speech = await Synthesizer(tiny_folder, speaker).start(request)
+    assert [chunk.pcm async for chunk in speech] == [sound_of(3)]
+    assert speech.outcome is not None
+    assert [piece.why for piece in speech.outcome.pieces.suspect] == ["too_short"] * checked
+    assert [utterance.seed for utterance in speaker.asked] == [3, 2][: 1 + checked]
+    assert [utterance.max_repeats > 0 for utterance in speaker.asked] == [checked] * len(speaker.asked)
+
+
+async def test_tokens_of_input_are_the_voice_once_and_every_text(tiny_folder: Path) -> None:
+    synthesizer = Synthesizer(tiny_folder, NotingSpeaker(4096))
+    text = "One sentence is like another. " * 30
+    one = await synthesizer.start(SpeechRequest("Hi.", voice="none"))
+    many = await synthesizer.start(SpeechRequest(text, voice="none"))
+    spaces = many.num_pieces - 1
+    assert many.input_tokens == one.input_tokens - 3 + len(text.strip()) - spaces

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duetts.errors import InvalidRequest
-from duetts.text.rules import clean_text, frames_bound
+from duetts.text.rules import clean_text, frames_bound, least_seconds
 
 from ..inputs import INPUTS
 
@@ -205,3 +205,44 @@ def test_frames_bound() -> None:
     assert frames_bound("\u597d", 10.0) == 24
     assert frames_bound("1\uff12", 10.0) == 36
     assert frames_bound("Hello, how are you?", rate) * 2048 / 44100 > 4
+
+
+@pytest.mark.parametrize(
+    ("text", "natural_s"),
+    [
+        ((INPUTS / "ref_text.txt").read_text(encoding="utf-8"), 4.03),  # the control clip
+        ("Hello, how are you?", 1.3),
+        ("你好，世界！今天的火车晚点了十分钟。", 3.6),
+        ("駅の前で待っています。", 1.7),
+        ("내일은 비가 온대요.", 1.5),
+        ("Завтра мы едем на озеро.", 1.8),
+        ("Le marché ferme à dix-neuf heures.", 2.1),
+        ("The year 2026.", 1.8),
+    ],
+)
+def test_least_seconds_are_about_half_of_speech(text: str, natural_s: float) -> None:
+    assert 0.3 < least_seconds(text) / natural_s < 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("", 0.0),
+        ("... [whispering softly] <b></b>", 0.0),
+        ("<|phoneme_start|>EH1 N JH AH0 N<|phoneme_end|>", 0.0),
+        ("<|speaker:12|>ab", 0.09),
+        ("Nooooooooooo", 3 * 0.045),
+        ("e\u0301\u0301", 0.045),
+        ("好", 0.1),
+        ("あ", 0.06),
+        ("1\uff12", 0.16),
+    ],
+)
+def test_least_seconds_of_what_is_not_said_as_it_stands(text: str, seconds: float) -> None:
+    assert least_seconds(text) == pytest.approx(seconds)
+
+
+def test_a_bound_leaves_room_above_the_least() -> None:
+    for row in TEXTS:
+        text = read(row["file"].removeprefix("texts/"))
+        assert 2 * least_seconds(text) < frames_bound(text, 1.0)
