@@ -19,6 +19,7 @@ from duetts.config import ServerConfig
 from duetts.errors import CallerLeft, DuettsError
 from duetts.server.batch import batch_router
 from duetts.server.errors import error_kind, error_response
+from duetts.server.fish import fish_router
 from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
 from duetts.server.speech import speech_router
@@ -42,6 +43,7 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     app.include_router(speech_router(service, config, outcomes))
     app.include_router(batch_router(service, config, outcomes))
     app.include_router(outcomes_router(outcomes))
+    app.include_router(fish_router(service, config, outcomes))
     app.include_router(models_router(service, config))
     app.include_router(voices_router(service, config))
     app.include_router(consents_router(service, config))

@@ -312,13 +312,11 @@ def ignored_names(names: list[str]) -> tuple[str, ...]:
 
 def speech_schema() -> dict[str, Any]:
     """The JSON schema of a body, for OpenAPI."""
-    properties = {
-        name: {
-            "description": field.note,
-            "anyOf": [{"type": kind} if kind != "file" else {"type": "string", "format": "binary"} for kind in field.types]
-            + [{"type": "null"}],
-        }
-        for name, field in FIELDS.items()
-        if field.only is None
-    }
+    properties = {name: field_schema(field) for name, field in FIELDS.items() if field.only is None}
     return {"type": "object", "required": ["input"], "properties": properties}
+
+
+def field_schema(field: WireField) -> dict[str, Any]:
+    """The JSON schema of one field."""
+    types = [{"type": kind} if kind != "file" else {"type": "string", "format": "binary"} for kind in field.types]
+    return {"description": field.note, "anyOf": [*types, {"type": "null"}]}
