@@ -89,7 +89,7 @@ watch() {  # until so many seconds are left, or training is done
 
 sample() {  # held-out sentences, as codes
     [ -e "$ROOM/run/export/progress.json" ] || fail "no weights were saved"
-    python3 -m training.lm.sample --lines "$lines" --codes "$ROOM/codes" --weights "$ROOM/run/export" --out "$ROOM/samples" \
+    python3 -m training.lm.sample --lines "$lines" --codes "$ROOM/codes" "$CARRIED/codes" --weights "$ROOM/run/export" --out "$ROOM/samples" \
         --count "${SAMPLES:-20}" --clones "${CLONES:-16}"
     cp "$ROOM"/samples/* "$OUT/"
 }

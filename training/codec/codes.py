@@ -1,4 +1,4 @@
-"""Codes of all generated audio: `python -m training.codec.codes --audio DIR --codec DIR --out DIR --minutes 3`.
+"""Codes of clips, and files of them.
 
 Codes are what the language model learns from. A frame takes 73 bits here, an hour 0.71 MB, so they travel where audio
 cannot. Clips are named by kind and row number: the manifest gives text and speaker back. Reading: `read_codes`.
@@ -6,8 +6,6 @@ cannot. Clips are named by kind and row number: the manifest gives text and spea
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,9 +18,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from duetts.models.codec import Codec
-from training.data.shards import list_shards, read_shard
-from training.recipe import FRAME, SAMPLE_RATE, codec_config
-from training.report import say
+from training.data.shards import read_shard
+from training.recipe import FRAME, codec_config
 
 KINDS = ("heart", "blend", "held-heart", "held-blend")
 BATCH_FRAMES = 6000  # about 280 s of audio in one pass
@@ -104,49 +101,3 @@ def encode_shard(codec: Codec, path: Path, device: torch.device) -> list[CodedCl
         codes = codec.encode(wave).to(torch.int16).cpu().numpy()
         coded += [CodedClip(kind, clip["number"], codes[row, :, : clip["length"] // FRAME]) for row, clip in enumerate(batch)]
     return coded
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--audio", required=True, nargs="+", help="folders of shards; the first comes first")
-    parser.add_argument("--codec", required=True, help="folder with codec.safetensors")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long and write what there is")
-    parser.add_argument("--files", type=int, default=3, help="write at most this many files")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args()
-
-
-@torch.inference_mode()
-def main() -> None:
-    options = parse()
-    started = time.monotonic()
-    device, out = torch.device(options.device), Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    torch.set_float32_matmul_precision("high")
-    codec = load_codec(Path(options.codec), device)
-    shards = [path for folder in options.audio for path in list_shards(Path(folder))]
-    shards.sort(key=lambda path: path.name.startswith("heart"))  # the rare kinds first
-    pending: list[CodedClip] = []
-    written, frames = 0, 0
-    room_frames = FILE_BYTES * 8 // sum(book_bits()) - 8 * len(shards)
-    for path in shards:
-        if time.monotonic() - started > 60 * options.minutes or written == options.files:
-            break
-        pending += encode_shard(codec, path, device)
-        if sum(clip.codes.shape[1] for clip in pending) > 0.95 * room_frames:
-            frames += flush(out, written, pending)
-            pending, written = [], written + 1
-    if pending and written < options.files:
-        frames += flush(out, written, pending)
-    hours = frames * FRAME / SAMPLE_RATE / 3600
-    say(f"codes of {hours:.1f} h from {len(shards)} shards in {time.monotonic() - started:.0f} s")
-
-
-def flush(out: Path, index: int, clips: list[CodedClip]) -> int:
-    write_codes(out / f"codes-{index + 1:02d}.safetensors", clips)
-    return sum(clip.codes.shape[1] for clip in clips)
-
-
-if __name__ == "__main__":
-    main()

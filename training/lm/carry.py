@@ -1,7 +1,7 @@
 """Gathers what stage 2 reads on another machine: `python -m training.lm.carry --stage1 DIR --out DIR`.
 
-The codec without its decoder, the codes of the slow teacher's clips (the fast one's are made again there, with the times
-that lead attention), the lines, and the fast teacher's wheels; with `--weights` also a language model to go on from.
+The codec without its decoder, the codes of the slow teacher's clips with the bytes that their frames speak (the fast one's
+are made again there), the lines, and the fast teacher's wheels; with `--weights` also a language model to go on from.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from training.codec.codes import CodedClip, read_codes, write_codes
 from training.lm.encode import SOUND_ONLY
+from training.lm.gather import BLENDS
+from training.lm.gather import gather as gather_codes
 from training.lm.state import PROGRESS
 from training.report import say
 
@@ -32,11 +33,7 @@ def gather(options: argparse.Namespace) -> None:
     shutil.copy(options.lines, out / "lines.txt.xz")
     tensors = load_file(options.stage1 / "codec.safetensors")
     save_file({k: v for k, v in tensors.items() if not k.startswith(SOUND_ONLY)}, out / "codec" / "codec.safetensors")
-    clips: list[CodedClip] = []
-    for path in sorted(options.stage1.glob("codes-*.safetensors")):
-        clips += [clip for clip in read_codes(path) if clip.kind.endswith("blend")]
-    if clips:
-        write_codes(out / "codes" / "blend.safetensors", clips)
+    gather_codes(list(options.stage1.glob("codes-*.safetensors")), out / "codes", BLENDS)
     if options.weights is not None:
         (out / "weights").mkdir()
         for path in (*options.weights.glob("model*"), options.weights / PROGRESS):

@@ -16,6 +16,8 @@ from training.lm.encode import PLACES
 from training.recipe import FRAME, SAMPLE_RATE
 from training.report import say
 
+BLENDS = ["blend", "held-blend"]
+
 
 class Bundle:
     """Clips and their places, written to numbered files before a file would become too long."""
@@ -49,11 +51,11 @@ def places_beside(path: Path, frames: int) -> np.ndarray:
     return np.load(beside) if beside.exists() else np.full(frames, -1, np.int16)
 
 
-def gather(folders: list[Path], out: Path, kinds: list[str]) -> float:
-    """Returns the hours gathered."""
+def gather(files: list[Path], out: Path, kinds: list[str]) -> float:
+    """Takes the wanted kinds' clips from code files; returns the hours gathered."""
     out.mkdir(parents=True, exist_ok=True)
     bundle = Bundle(out)
-    for path in sorted(code_files(folders)):
+    for path in sorted(files):
         clips = list(read_codes(path))
         places = places_beside(path, sum(clip.codes.shape[1] for clip in clips))
         start = 0
@@ -71,9 +73,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--codes", required=True, nargs="+", type=Path, help="folders of code files")
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--kinds", nargs="+", default=["blend", "held-blend"])
+    parser.add_argument("--kinds", nargs="+", default=BLENDS)
     options = parser.parse_args()
-    say(f"codes of {gather(options.codes, options.out, options.kinds):.1f} h of {' and '.join(options.kinds)}")
+    say(f"codes of {gather(code_files(options.codes), options.out, options.kinds):.1f} h of {' and '.join(options.kinds)}")
 
 
 if __name__ == "__main__":
