@@ -17,6 +17,8 @@ MIB = 1 << 20
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 LOAD_FORMATS = ("auto", "dummy")
+DIALECTS = ("auto", "native", "openai")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 ENVIRONMENT_PREFIX = "DUETTS_"
 
@@ -201,20 +203,78 @@ class VoicesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model is served: a folder or a hub id, and of that the branch, tag or commit. None is duetts-mini."""
+
+    model: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may use the server. Without `keys` everybody who reaches the port; with them whoever sends one.
+
+    `keys` are secrets: they are in no representation, log or error. `cors_origins` are the origins of web pages whose scripts
+    may use the server, "*" for all. `public_catalog`: the lists of voices and models may be read without a key.
+    """
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    cors_origins: tuple[str, ...] = ()
+    public_catalog: bool = False
+
+    def __post_init__(self) -> None:
+        for number, key in enumerate(self.keys, 1):
+            fit = re.fullmatch(r"[!-+\--~]{1,512}", key) is not None
+            _require(fit, f"API key {number} of {len(self.keys)} is not 1 to 512 visible ASCII characters without a comma")
+        for origin in self.cors_origins:
+            fit = origin in ("*", "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#*]+", origin) is not None
+            _require(fit, f"cors_origins: {origin!r} is not an origin such as https://example.org or http://localhost:3000")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What is written down. Never the text of users. `requests`: a line for each request; `file` None is standard error."""
+
+    level: str = "info"
+    file: Path | None = None
+    requests: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.level in LOG_LEVELS, f"level {self.level!r} is not one of {', '.join(LOG_LEVELS)}")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id.
 
-    `openai_aliases`: OpenAI's names of its speech models mean the native one.
+    `uds` is the path of a unix socket, in the place of `host` and `port`. With `ssl_certfile` it speaks TLS; `ssl_ca_certs`
+    are the authorities one of which must have signed a client's. `openai_aliases`: OpenAI's names of its speech models mean
+    the native one. `dialect` decides on defaults (format, rate of raw PCM, OpenAI's voices): auto is by the request's model
+    name. With work open and no progress for `watchdog_s` seconds the server calls itself unhealthy.
     """
 
     served_model_names: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: Path | None = None
     root_path: str = ""
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_ca_certs: Path | None = None
     openai_aliases: bool = True
+    dialect: str = "auto"
+    watchdog_s: float = 60.0
     limits: Limits = field(default_factory=Limits)
     voices: VoicesConfig = field(default_factory=VoicesConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
+    logs: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         _require(bool(self.served_model_names), "at least one served model name is needed")
+        _require(all(self.served_model_names), "served_model_names has an empty name")
         _require(0 <= self.port <= 65535, f"port {self.port} is not in 0..65535")
+        _require(not self.root_path or self.root_path.startswith("/"), f"root_path {self.root_path!r} does not begin with /")
+        _require(self.dialect in DIALECTS, f"dialect {self.dialect!r} is not one of {', '.join(DIALECTS)}")
+        _at_least(1, watchdog_s=self.watchdog_s)
+        for name, path in {"ssl_keyfile": self.ssl_keyfile, "ssl_ca_certs": self.ssl_ca_certs}.items():
+            _require(path is None or self.ssl_certfile is not None, f"{name} is of no use without ssl_certfile")

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "config": WORDS,
     "json_fields": WORDS,
+    "settings": {"config", *WORDS},
     "model_config": {"json_fields", *WORDS},
     "kernels": set(),
     "audio": WORDS,
