@@ -10,11 +10,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from duetts.cli_voices import voices_app
 from duetts.config import EngineConfig, Limits, ProcessConfig, ServerConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
 
 app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speech models.", add_completion=False,
                   no_args_is_help=True, pretty_exceptions_enable=False)  # fmt: skip
+
+app.add_typer(voices_app, name="voices")
 
 ModelArgument = Annotated[str | None, typer.Argument(help="Model folder or hub id. Without it: duetts-mini.")]
 DeviceOption = Annotated[str, typer.Option(envvar="DUETTS_DEVICE", help="auto, cpu, cuda or cuda:N.")]
@@ -43,6 +46,7 @@ def say(
     text: Annotated[str, typer.Argument(help="What to speak; - reads standard input.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="WAV file to write.")] = Path("speech.wav"),
     model: Annotated[str | None, typer.Option(envvar="DUETTS_MODEL", help="Folder or hub id. Without it: duetts-mini.")] = None,
+    voice: Annotated[str, typer.Option(help="A stored voice or preset; none is the bare model.")] = "",
     ref_audio: Annotated[Path | None, typer.Option(help="Clip of the voice to clone; needs --ref-text.")] = None,
     ref_text: Annotated[str | None, typer.Option(help="What is said in the clip.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same audio.")] = None,
@@ -58,7 +62,7 @@ def say(
     try:
         with TTS(model, device=device, dtype=dtype, load_format=load_format, max_num_seqs=1) as tts:
             audio = tts.say(
-                sys.stdin.read() if text == "-" else text, reference=ref_audio, reference_text=ref_text, seed=seed,
+                sys.stdin.read() if text == "-" else text, voice=voice, reference=ref_audio, reference_text=ref_text, seed=seed,
                 temperature=temperature, max_new_tokens=max_new_tokens,
             )  # fmt: skip
             audio.save(output)

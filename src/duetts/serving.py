@@ -128,7 +128,8 @@ async def _start(plan: Plan) -> Synthesizer:
     async with AsyncExitStack() as undoing:
         speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes)
         undoing.push_async_callback(speaker.close)
-        synthesizer = Synthesizer(folder, speaker, plan.server.limits)
+        synthesizer = Synthesizer(folder, speaker, plan.server.limits, plan.server.voices)
+        await synthesizer.prepare()
         undoing.pop_all()
         return synthesizer
 

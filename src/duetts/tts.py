@@ -15,7 +15,7 @@ import numpy as np
 
 from duetts.audio.encode import wav_file
 from duetts.checkpoint import find_model
-from duetts.config import EngineConfig, Limits
+from duetts.config import EngineConfig, Limits, VoicesConfig
 from duetts.embedded import MODEL_ID, mini_folder
 from duetts.engine.inprocess import start_speaker
 from duetts.errors import Aborted, InvalidRequest, NotReady
@@ -56,15 +56,22 @@ def resolve_model(model: str | Path | None, revision: str | None = None) -> Path
 class TTS:
     """A model loaded in this process. Close it, or use it in a `with` block, to free its threads and memory.
 
-    model: a folder, a hub id, or None for duetts-mini. Other arguments are fields of `EngineConfig`.
+    model: a folder, a hub id, or None for duetts-mini. `voices`: where stored voices are, and which speaks by default. Other
+    arguments are fields of `EngineConfig`.
     """
 
     def __init__(
-        self, model: str | Path | None = None, *, device: str = "auto", limits: Limits | None = None, **engine: Any
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str = "auto",
+        limits: Limits | None = None,
+        voices: VoicesConfig | None = None,
+        **engine: Any,
     ) -> None:
         folder = resolve_model(model)
         speaker = start_speaker(folder, EngineConfig(device=device, **engine))
-        self._synthesizer = Synthesizer(folder, speaker, limits)
+        self._synthesizer = Synthesizer(folder, speaker, limits, voices)
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="duetts-tts", daemon=True)
@@ -78,8 +85,9 @@ class TTS:
     def stream(self, text: str, **options: Any) -> Iterator[Float32]:
         """Yields float32 samples [n] as they are made. Leaving the loop early stops the engine's work.
 
-        reference: path or bytes of a clip to clone, with `reference_text`, what is said in it. Others: temperature, top_p,
-        top_k, repetition_penalty, seed, max_new_tokens, chunk_length (UTF-8 bytes of a piece of a long text), timeout_s.
+        voice: a stored voice or preset by name. reference: path or bytes of a clip to clone, with `reference_text`, what is
+        said in it. Others: temperature, top_p, top_k, repetition_penalty, seed, max_new_tokens, chunk_length (UTF-8 bytes of a
+        piece of a long text), timeout_s.
         """
         speech = self._wait(self._synthesizer.start(self._request(text, streaming=True, **options)))
         chunks: AsyncIterator[Any] = aiter(speech)

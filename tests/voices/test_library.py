@@ -351,6 +351,7 @@ async def test_clips_that_go_wrong_are_tried_with_other_seeds_then_given_up(tmp_
 
 async def test_a_full_engine_is_no_reason_to_give_up_the_default(tmp_path: Path) -> None:
     bench = Bench(tmp_path, default_voice="auto", failure=Overloaded("full", retry_after_s=1))
+    await bench.library.prepare()
     with pytest.raises(Overloaded):
         await bench.choose()
     bench.failure = None

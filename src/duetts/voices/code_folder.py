@@ -113,13 +113,20 @@ class CodeFolder:
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """When each file was last used, its bytes on disk and its path."""
-        for path in self._folder.glob("*/*"):
+        for path in self._paths():
             with suppress(OSError):
                 status = path.stat()
                 if path.suffix == SUFFIX:
                     yield status.st_mtime, _disk_size(status.st_size), path
                 elif path.name.startswith(UNFINISHED) and time.time() - status.st_mtime > UNFINISHED_S:
                     path.unlink()
+
+    def _paths(self) -> Iterator[Path]:
+        """What lies in the codecs' folders, any of which another process may remove at this moment."""
+        with suppress(OSError):
+            for folder in list(self._folder.iterdir()):
+                with suppress(OSError):
+                    yield from list(folder.iterdir())
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:

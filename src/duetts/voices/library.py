@@ -18,7 +18,17 @@ import numpy as np
 
 from duetts.audio.encode import wav_file
 from duetts.config import Limits, VoicesConfig
-from duetts.errors import ConfigError, InvalidRequest, ProtectedVoice, StorageFailure, VoiceExists, VoiceNotFound
+from duetts.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    ProtectedVoice,
+    RequestEnded,
+    StorageFailure,
+    VoiceExists,
+    VoiceNotFound,
+)
 from duetts.types import Int32, SpeakerInfo, Voice, VoiceDraft
 from duetts.voices.names import clean_name, name_key
 from duetts.voices.reference import ReferenceCodes
@@ -129,8 +139,15 @@ class VoiceLibrary:
         return self._config.default_seed
 
     async def prepare(self) -> None:
-        """Makes the default voice ready, so that no request waits for it. Raises `ConfigError` if it does not exist."""
-        voice = await self._default_voice()
+        """Makes the default voice ready, so that no request waits for it. Raises `ConfigError` if it does not exist.
+
+        An engine that cannot speak a clip now may do so later: the first request without a voice then waits for it.
+        """
+        try:
+            voice = await self._default_voice()
+        except (RequestEnded, Overloaded, NotReady) as error:
+            log.warning("the default voice is not ready yet: %s", error)
+            return
         log.info("default voice: %s", voice.name if voice else "none, the bare model")
 
     async def _default_voice(self) -> SpokenVoice | None:
@@ -276,7 +293,7 @@ class VoiceLibrary:
             raise InvalidRequest(f"name {name!r} belongs to a voice that ships with the model", field="name")
         for field, text in {"consent": draft.consent, "speaker_description": draft.description, "language": draft.language,
                             "tags": draft.tags}.items():  # fmt: skip
-            _check_detail(field, text)
+            check_detail(field, text)
         transcript = self._text.clean_transcript(draft.transcript)
         if not replace and await self._threads.run(self._store.holds, name):
             raise VoiceExists(f"the voice {name!r} exists; send overwrite to replace it")
@@ -312,7 +329,8 @@ def media_type(audio: bytes) -> str:
     return next((kind for at, sign, kind in SIGNATURES if audio[at:].startswith(sign)), "application/octet-stream")
 
 
-def _check_detail(field: str, text: str) -> None:
+def check_detail(field: str, text: str) -> None:
+    """Refuses what should not be kept beside a voice."""
     if len(text) > MAX_DETAIL_CHARS:
         raise InvalidRequest(
             f"{field} has {len(text)} characters; at most {MAX_DETAIL_CHARS} are allowed", field=field, code="input_too_long"
