@@ -19,11 +19,13 @@ from duetts.config import Limits, VoicesConfig
 from duetts.errors import EmptyGeneration, InvalidRequest
 from duetts.model_config import read_model_config, read_sampling
 from duetts.narration import Narration, Piece, Script
+from duetts.service import Arriving
+from duetts.text.arrival import ArrivingText
 from duetts.text.pieces import cut
 from duetts.text.prompt import CodedReference, build_prompt, voice_positions
 from duetts.text.rules import clean_text, frames_bound
 from duetts.text.tokenizer import Tokenizer
-from duetts.types import Int32, Sampling, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
+from duetts.types import Granularity, Int32, Sampling, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
 from duetts.voices.consents import ConsentStore
 from duetts.voices.library import BARE, SpokenClip, VoiceLibrary
 from duetts.voices.reference import Clip, ReferenceCodes
@@ -120,6 +122,10 @@ class Synthesizer:
         self.voices.close()
         self.consents.close()
         await self._speaker.close()
+
+    def arriving(self, granularity: Granularity, most: int) -> Arriving:
+        """Text that will come bit by bit."""
+        return ArrivingText(granularity, most)
 
     async def start(self, request: SpeechRequest) -> Speech:
         """Checks everything that can be checked, reads and encodes references, and gives back what will be spoken.

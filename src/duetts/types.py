@@ -1,4 +1,7 @@
-"""The words that rooms share: requests, chunks, outcomes and the `Speaker` seam. Holds no behaviour, no torch, no HTTP."""
+"""The words that rooms share: requests, chunks, outcomes and the `Speaker` seam. Holds no behaviour, no torch, no HTTP.
+
+What a front door asks for is in `service.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 FinishReason = Literal["stop", "length", "aborted", "failed", "timeout"]
+Granularity = Literal["none", "sentence", "clause", "length"]  # where text that arrives bit by bit is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,89 +305,3 @@ class Speech:
     async def aclose(self) -> None:
         """Stops the engine's work for this request; harmless after its end."""
         await self._source.aclose()
-
-
-class Voices(Protocol):
-    """Voices by name, in any spelling of it. They outlive the process and are shared by those that use the same folder."""
-
-    @property
-    def default_name(self) -> str:
-        """The voice that speaks when nobody names one; "none" is the bare model."""
-        ...
-
-    async def all(self) -> list[Voice]:
-        """Every voice that can be named, by name."""
-        ...
-
-    async def get(self, name: str) -> Voice:
-        """One voice by name. Raises `VoiceNotFound`."""
-        ...
-
-    async def audio(self, name: str) -> bytes:
-        """The file of a voice's clip. Raises `VoiceNotFound`, `ProtectedVoice` where clips are not shared."""
-        ...
-
-    async def add(self, draft: VoiceDraft, *, replace: bool) -> Voice:
-        """Checks and encodes a voice, then keeps it.
-
-        Raises `InvalidRequest` for what is wrong with it, `VoiceExists` unless `replace`; what was there is then untouched.
-        """
-        ...
-
-    async def remove(self, name: str) -> Voice:
-        """Removes a voice and returns what it was. Raises `VoiceNotFound`, `ProtectedVoice`."""
-        ...
-
-
-class Consents(Protocol):
-    """Recordings of consent, kept and nothing more."""
-
-    async def add(self, name: str, language: str, recording: bytes) -> Consent:
-        """Keeps a recording. Raises `InvalidRequest` when there are too many."""
-        ...
-
-    async def all(self) -> list[Consent]:
-        """Every consent, the latest first."""
-        ...
-
-    async def get(self, consent_id: str) -> Consent:
-        """One consent. Raises `VoiceNotFound`."""
-        ...
-
-    async def rename(self, consent_id: str, name: str) -> Consent:
-        """Gives a consent another name. Raises `VoiceNotFound`."""
-        ...
-
-    async def remove(self, consent_id: str) -> None:
-        """Removes a consent. Raises `VoiceNotFound`."""
-        ...
-
-
-class SpeechService(Protocol):
-    """What a front door needs: the synthesizer, or a fake of it in tests."""
-
-    @property
-    def voices(self) -> Voices:
-        """The voices that requests may name."""
-        ...
-
-    @property
-    def consents(self) -> Consents:
-        """The consents of speakers."""
-        ...
-
-    @property
-    def info(self) -> SpeakerInfo:
-        """Facts of the model that is served."""
-        ...
-
-    async def start(self, request: SpeechRequest) -> Speech:
-        """Checks the request completely and encodes its references; it is queued when the speech is first iterated.
-
-        Raises `InvalidRequest` for what the caller can fix, `Overloaded` or `NotReady` when there is no room.
-        """
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """Gauges and counters of the engine."""
-        ...

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetts.errors import InvalidRequest
-from duetts.text.arrival import ArrivingText, Granularity
+from duetts.text.arrival import ArrivingText
 from duetts.text.pieces import SPEAKER_TAG, has_speech
+from duetts.types import Granularity
 from tests.inputs import INPUTS
 
 ALPHABET = ["a", "B", "é", "漢", "。", "，", ".", ",", "!", "?", " ", "\n", "[", "]", '"', "」", "\u0301", "\u200d", "1", "😀",
@@ -23,7 +24,7 @@ def spoken(granularity: Granularity, most: int, text: str, cuts: list[int] | Non
     arriving = ArrivingText(granularity, most)
     places = [0, *sorted(cuts), len(text)] if cuts is not None else list(range(len(text) + 1))
     pieces = [piece for start, stop in pairwise(places) for piece in arriving.add(text[start:stop])]
-    return [*pieces, *arriving.flush()]
+    return [*pieces, *arriving.end()]
 
 
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 120)), granularity=st.sampled_from(KINDS), most=st.sampled_from([12, 40, 100]))
@@ -75,7 +76,7 @@ def test_a_clause_is_given_back_with_the_word_after_it() -> None:
     words = ["After", "all", "the", "rain,", "we", "went", "home.", "It", "was", "late"]
     given_back = [(word, piece) for word in words for piece in arriving.add(word + " ")]
     assert given_back == [("we", "After all the rain,"), ("It", "we went home.")]
-    assert arriving.flush() == ["It was late"]
+    assert arriving.end() == ["It was late"]
 
 
 def test_tiny_clauses_and_abbreviations_are_no_clauses() -> None:
@@ -98,10 +99,22 @@ def test_a_flush_stays_in_the_turn_and_an_end_does_not() -> None:
     assert arriving.flush() == ["<|speaker:3|>Hello"]
     assert arriving.add(" there") == []
     assert arriving.waiting == 6
-    assert arriving.flush() == ["<|speaker:3|>there"]
-    arriving.clear()
+    assert arriving.end() == ["<|speaker:3|>there"]
     arriving.add("Bye")
     assert arriving.flush() == ["Bye"]
+
+
+def test_marks_wait_for_what_they_belong_to() -> None:
+    arriving = ArrivingText("sentence", 300)
+    arriving.add("... ")
+    assert arriving.flush() == []
+    arriving.add("well")
+    assert arriving.flush() == ["...  well"]
+    arriving.add(" !!!")
+    assert arriving.end() == []
+    arriving.add("...")
+    assert arriving.end() == ["..."]
+    assert arriving.waiting == 0
 
 
 def test_half_a_character_is_refused() -> None:

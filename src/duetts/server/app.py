@@ -24,7 +24,7 @@ from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
 from duetts.server.speech import speech_router
 from duetts.server.voices import consents_router, voices_router
-from duetts.types import SpeechService
+from duetts.service import SpeechService
 
 CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("duetts.server")

@@ -30,7 +30,8 @@ from duetts.server.references import CLIP_KEYS, read_clip
 from duetts.server.rendition import Caller, Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
 from duetts.server.speech import Listening, Stream
-from duetts.types import Speech, SpeechService
+from duetts.service import SpeechService
+from duetts.types import Speech
 
 AT_ONCE = 16
 PATIENCE_S = 60.0  # that an item waits for a full engine

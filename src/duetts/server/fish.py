@@ -13,7 +13,7 @@ from duetts.server.body import FORM, JSON, MSGPACK, read_body
 from duetts.server.fish_fields import fish_names, fish_schema, is_text, read_fish_order
 from duetts.server.outcomes import Outcomes
 from duetts.server.speech import answer
-from duetts.types import SpeechService
+from duetts.service import SpeechService
 
 
 def fish_router(service: SpeechService, config: ServerConfig, outcomes: Outcomes) -> APIRouter:

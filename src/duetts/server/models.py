@@ -12,7 +12,7 @@ from duetts.audio.formats import available_formats
 from duetts.config import ServerConfig
 from duetts.server.schemas import OPENAI_ALIASES, check_model
 from duetts.server.voices import voice_names
-from duetts.types import SpeechService
+from duetts.service import SpeechService
 
 FEATURES = ("speech", "streaming", "reference_audio", "voices", "seed")
 NO_ENGINE = "no engine is up"

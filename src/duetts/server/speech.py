@@ -25,7 +25,8 @@ from duetts.server.events import CONTENT_TYPE, EventStream
 from duetts.server.outcomes import Outcomes
 from duetts.server.rendition import Caller, Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
-from duetts.types import Outcome, Speech, SpeechService
+from duetts.service import SpeechService
+from duetts.types import Outcome, Speech
 
 MAX_LISTED = 64  # pieces in a header
 

@@ -14,7 +14,8 @@ from duetts.errors import InvalidRequest, ProtectedVoice, VoiceNotFound
 from duetts.server.body import FORM, JSON, read_body
 from duetts.server.references import read_clip
 from duetts.server.schemas import ignored_names
-from duetts.types import Consent, SpeechService, Voice, VoiceDraft, Voices
+from duetts.service import SpeechService, Voices
+from duetts.types import Consent, Voice, VoiceDraft
 
 TRUE, FALSE = {"true", "1", "on", "yes"}, {"false", "0", "off", "no", ""}
 PATH = "/v1/audio/voices"

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Literal
 
 from duetts.errors import InvalidRequest
 from duetts.text.pieces import CLAUSE, CLOSERS, JOINERS, LIKELY, SENTENCE, SPACE, SPEAKER_TAG, TERMINALS, has_speech, places
 from duetts.text.rules import LEGACY_SPEAKER, SURROGATE
-
-Granularity = Literal["none", "sentence", "clause", "length"]
+from duetts.types import Granularity
 
 TINY_CLAUSE_BYTES = 20  # models speak tiny pieces badly
 WIDE_MARKS = "。！？｡，、；：､—"
@@ -43,7 +41,7 @@ class ArrivingText:
         self._text = ""
         self._looked = 0  # places before this have been looked at
         self._tag = ""  # of the speaker whose turn what waits belongs to
-        self._spoke = False  # whether a piece was given back since the last `clear`
+        self._spoke = False  # whether a piece was given back since the last end
 
     @property
     def waiting(self) -> int:
@@ -61,17 +59,17 @@ class ArrivingText:
         return pieces
 
     def flush(self) -> list[str]:
-        """All that waits. Marks alone are given back only if nothing was before them."""
+        """All that waits, but marks alone go on waiting for what they belong to. The turn goes on."""
         pieces = self.add(" ")  # the last word is complete
-        rest = self._text.strip()
-        if rest and (has_speech(rest) or not self._spoke):
-            return [*pieces, self._take(len(self._text))]
-        self._text, self._looked = "", 0
-        return pieces
+        return [*pieces, self._take(len(self._text))] if has_speech(self._text) else pieces
 
-    def clear(self) -> None:
-        """Forgets everything, also who spoke."""
+    def end(self) -> list[str]:
+        """All that waits; what comes next has nothing to do with it. Marks alone are given back if nothing else ever was."""
+        pieces = self.flush()
+        if self._text.strip() and not self._spoke:
+            pieces.append(self._take(len(self._text)))
         self._text, self._looked, self._tag, self._spoke = "", 0, "", False
+        return pieces
 
     def _next_place(self) -> int:
         """Where the next piece ends; 0 if that is not known."""
