@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "service": WORDS,
     "config": WORDS,
+    "settings": {"config", *WORDS},
     "json_fields": WORDS,
     "model_config": {"json_fields", *WORDS},
     "kernels": set(),
@@ -52,9 +53,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "attention", "text", "audio", *SETTINGS,
     },
 }  # fmt: skip
-ANYTHING = {"cli", "__main__", "__init__"}
+ANYTHING = {"cli", "cli_voices", "__main__", "__init__"}
 
-LATE_IMPORTS = {"cli.py", "kernels/__init__.py", "__init__.py"}
+LATE_IMPORTS = {"cli.py", "cli_voices.py", "kernels/__init__.py", "__init__.py"}
 LITERAL_NAMES = {"checkpoint.py", "__init__.py"}
 GLOBAL_SEEDS = {"torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "random.seed",
                 "np.random.seed", "numpy.random.seed"}  # fmt: skip
