@@ -6,6 +6,9 @@ DuettsError
 │   ├── ModelNotFound         no such folder, and no such model in the hub cache or on the hub
 │   └── UnsupportedModel      a `model_type` that duetts does not know
 ├── NotEnoughMemory           the model and its caches do not fit the device
+├── NotAllowed                whoever asks may not
+│   ├── UnknownKey            no key, or none that is known here
+│   └── ForeignOrigin         a page of an origin that is not let in
 ├── InvalidRequest            the caller can fix it; names the field and a machine-readable code
 │   ├── UnknownModel          the request names a model that is not served
 │   ├── UnknownSpeech         no speech of this id is known
@@ -52,6 +55,18 @@ class UnsupportedModel(CheckpointError):
 
 class NotEnoughMemory(DuettsError):
     """Model and caches do not fit the device."""
+
+
+class NotAllowed(DuettsError):
+    """Whoever asks may not use the server. Messages never repeat what was sent."""
+
+
+class UnknownKey(NotAllowed):
+    """The server wants a key, and there was none or another one."""
+
+
+class ForeignOrigin(NotAllowed):
+    """A script of a web page from an origin that is not let in."""
 
 
 class InvalidRequest(DuettsError):

@@ -11,14 +11,16 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duetts.config import ServerConfig
 from duetts.errors import CallerLeft, DuettsError
+from duetts.server.auth import Guard, cors_options
 from duetts.server.batch import batch_router
-from duetts.server.errors import error_kind, error_response
+from duetts.server.errors import error_kind, error_response, route_path
 from duetts.server.fish import fish_router
 from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
@@ -35,7 +37,6 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="duetts",
         version=version("duetts"),
-        root_path=config.root_path,
         redirect_slashes=False,  # a redirect loses the body of a POST in many clients; `Entrance` takes both forms
         exception_handlers={HTTPException: _answer_http_error},
     )
@@ -47,17 +48,16 @@ def create_app(service: SpeechService, config: ServerConfig) -> FastAPI:
     app.include_router(models_router(service, config))
     app.include_router(voices_router(service, config))
     app.include_router(consents_router(service, config))
+    # The last is the outermost: answers to errors pass through the headers for scripts, preflights come before keys.
+    app.add_middleware(Guard, access=config.access)
     app.add_middleware(Entrance)
+    if config.access.cors_origins:
+        app.add_middleware(CORSMiddleware, **cors_options(config.access))
     return app
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.state.request_id, _route_path(request.scope))
-
-
-def _route_path(scope: Scope) -> str:
-    """The path without the prefix that a proxy has put before it."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+    return error_response(error, request.state.request_id, route_path(request.scope))
 
 
 class Entrance:
@@ -101,7 +101,7 @@ class Entrance:
             if started:
                 # The server then closes the connection without the end of the body: nothing cut short looks complete.
                 raise RuntimeError(f"{speech_id}: the answer was broken off") from None
-            await error_response(error, request_id, _route_path(scope))(scope, receive, send_with_id)
+            await error_response(error, request_id, route_path(scope))(scope, receive, send_with_id)
 
 
 def _log_failure(speech_id: str, error: Exception) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from duetts.errors import (
     Aborted,
@@ -21,11 +22,13 @@ from duetts.errors import (
     EmptyGeneration,
     EngineFailure,
     ForbiddenReference,
+    ForeignOrigin,
     InvalidRequest,
     NotReady,
     Overloaded,
     ProtectedVoice,
     StorageFailure,
+    UnknownKey,
     UnknownModel,
     UnknownSpeech,
     VoiceExists,
@@ -48,6 +51,8 @@ class ErrorKind:
 
 
 EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
+    UnknownKey: ErrorKind(401, "authentication_error", "invalid_api_key"),
+    ForeignOrigin: ErrorKind(403, "permission_error", "origin_not_allowed"),
     InvalidRequest: ErrorKind(400, "invalid_request_error"),
     ForbiddenReference: ErrorKind(403, "permission_error"),
     UnknownModel: ErrorKind(404, "not_found_error"),
@@ -110,6 +115,11 @@ def fish_error_body(error: BaseException, request_id: str) -> dict[str, Any]:
     }
 
 
+def route_path(scope: Scope) -> str:
+    """The path without the prefix that a proxy has put before it, and without a slash at its end."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
+
+
 def is_fish(path: str) -> bool:
     """Whether a path, without a root path in front, is one of Fish Audio's API."""
     return any(path == prefix or path.startswith(prefix + "/") for prefix in FISH_PATHS)
@@ -123,6 +133,8 @@ def error_response(error: BaseException, request_id: str, path: str = "") -> Res
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     elif kind.status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if kind.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if not kind.retry:
         headers["X-Should-Retry"] = "false"
     # ASCII only: an unpaired surrogate in a name that is repeated here cannot be encoded otherwise.
