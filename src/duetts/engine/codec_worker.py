@@ -19,6 +19,7 @@ from duetts.engine.pace import Pace
 from duetts.engine.parts import Vocoder
 from duetts.engine.playout import COMFORT_S, ChunkPolicy
 from duetts.engine.sequence import Sequence
+from duetts.errors import EngineFailure
 from duetts.types import Chunk, Int32
 
 MAX_STREAMS = 64  # decoded in one call
@@ -75,7 +76,8 @@ class CodecWorker:
         self._free = list(range(vocoder.slots))
         self._streams: dict[Sequence, _Stream] = {}
         self._changed = threading.Condition()
-        self._closed = False
+        self._news = False  # a frame or an end has come since the last step
+        self._closed = self._broken = False
         self._thread: threading.Thread | None = None
         self.made_s = 0.0  # seconds that a stream has to wait for its next frame, told by the loop
 
@@ -87,7 +89,7 @@ class CodecWorker:
                 if stream is None:
                     stream = self._streams[sequence] = _Stream(sequence)
                 stream.frames.append(codes)
-            self._changed.notify()
+            self._tell()
 
     def end(self, sequence: Sequence) -> None:
         """No more frames; call it once. After a stop or a limit what waits is still decoded, otherwise it is dropped."""
@@ -96,7 +98,11 @@ class CodecWorker:
             stream.ended = True
             if sequence.finished not in ("stop", "length"):
                 stream.drop()
-            self._changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news = True
+        self._changed.notify()
 
     @property
     def idle(self) -> bool:
@@ -121,8 +127,8 @@ class CodecWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody still steps: the own thread, if there is one."""
-        return self._thread is None or self._thread.is_alive()
+        """Whether it still decodes, and somebody steps it: the own thread, if there is one."""
+        return not self._broken and (self._thread is None or self._thread.is_alive())
 
     def close(self) -> None:
         """Waits for what is still decoded, then ends the thread."""
@@ -135,22 +141,36 @@ class CodecWorker:
     def _run(self, prepare: Callable[[], None]) -> None:
         try:
             prepare()
-            while not (self._closed and not self._streams):
+            while self._has_to_stay():
                 if not self.step():
                     self._wait()
         except Exception as error:  # a fault of the worker itself: nobody may wait for ever
-            log.error("the codec's thread ends", exc_info=error)
-            for sequence in self.sequences():
-                sequence.fail(error)
-                sequence.finished = sequence.finished or "failed"
-                self._on_end(sequence)
+            log.error("the codec decodes no more", exc_info=error)
+            while self._has_to_stay():
+                self.give_up(error)
+                self._wait()
+
+    def _has_to_stay(self) -> bool:
+        return not self._closed or bool(self._streams)
 
     def _wait(self) -> None:
+        """Sleeps until something comes; while there are streams not for long, since a listener's buffer shrinks meanwhile."""
         with self._changed:
-            if not self._streams and not self._closed:
-                self._changed.wait()
-            elif not any(stream.ended for stream in self._streams.values()):
-                self._changed.wait(LOOK_S)
+            if not self._news and self._has_to_stay():
+                self._changed.wait(LOOK_S if self._streams else None)
+
+    def give_up(self, error: Exception) -> None:
+        """After a fault nothing is decoded any more: every stream fails, and is told so once the loop has ended it."""
+        self._broken = True
+        with self._changed:
+            self._news = False
+            for stream in self._streams.values():
+                stream.drop()
+                if stream.sequence.failure is None:
+                    stream.sequence.fail(error)
+            ended = self._pop_ended()
+        for sequence in ended:
+            self._on_end(sequence)
 
     # -- one step --------------------------------------------------------------------------------------------------------
 
@@ -158,22 +178,28 @@ class CodecWorker:
         """Tells who has ended, and decodes once for those who need it most. False if there was nothing to do."""
         now = self._clock()
         with self._changed:
-            ended = self._take_ended(now)
-            parts = self._choose(now)
+            self._news = False
+            self._drop_lost(now)
+            ended = self._pop_ended()
         for sequence in ended:
             self._on_end(sequence)
+        with self._changed:
+            parts = self._choose(now)
         if parts:
             self._decode(parts)
         return bool(ended or parts)
 
-    def _take_ended(self, now: float) -> list[Sequence]:
-        """Drops frames that nobody waits for any more, then takes out the streams that have nothing left."""
+    def _drop_lost(self, now: float) -> None:
+        """Drops frames that nobody waits for any more."""
         for stream in self._streams.values():
             reason = stream.sequence.verdict(now)
             if reason is not None and stream.frames:
                 stream.drop()
                 if stream.ended:  # else the loop, which sees the same verdict, ends it
                     stream.sequence.finished = reason
+
+    def _pop_ended(self) -> list[Sequence]:
+        """Takes out the streams that have nothing left."""
         done = [stream for stream in self._streams.values() if stream.ended and not stream.waiting]
         for stream in done:
             del self._streams[stream.sequence]
@@ -257,6 +283,9 @@ class CodecWorker:
         now = self._clock()
         self._pace.saw_codec(sum(part.codes.shape[1] - part.start for part in parts), now - began)
         for part, sound in zip(parts, sounds, strict=True):
+            if sound is None:
+                part.sequence.fail(EngineFailure("the codec made samples that are not finite"))
+                continue
             frame_bytes = len(sound) // length
             self._hand_over(part, sound[part.start * frame_bytes : part.codes.shape[1] * frame_bytes], now)
 

@@ -6,6 +6,7 @@ vocoder's and the encoder's.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -26,6 +27,8 @@ from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
 from duetts.errors import EngineFailure, NotReady, Overloaded
 from duetts.types import FinishReason, Float32, Int32, Utterance
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Engine:
         """Gauges and counters since the start: plain numbers, and `finished` by reason."""
         scheduler, pool = self._scheduler, self.pool
         now = self._clock()
-        streams = [sequence.playout for sequence in list(scheduler.running) if sequence.playout.began is not None]
+        streams = [one.playout for one in list(scheduler.running) if one.streaming and one.playout.began is not None]
         return {
             "running": len(scheduler.running),
             "waiting": scheduler.num_waiting,
@@ -176,29 +179,34 @@ class Engine:
                 self._parts.threads.prepare()
             while self._turn():
                 pass
-        except Exception as error:  # a fault of the loop itself: it takes nothing more, and nobody may wait for ever
-            with self._wake:
-                self._draining = True
-                messages = list(self._inbox)
-            for message in messages:
-                message()
-            for sequence in self._scheduler.everyone():
-                sequence.fail(error)
-                sequence.finished = "failed"
-                self._codec.end(sequence)
-            while self._parts.threads is None and self._codec.step():
-                pass
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """After a fault of the loop itself: it takes nothing more, and nobody may wait for ever."""
+        log.error("the engine's loop ends", exc_info=error)
+        with self._wake:
+            self._draining = True
+        self._hear()
+        for sequence in self._scheduler.everyone():
+            sequence.fail(error)
+            sequence.finished = "failed"
+            self._codec.end(sequence)
+        if self._parts.threads is None:
+            self._codec.give_up(error)
+            self._parts.encoder.close()
+
+    def _hear(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
 
     def _turn(self) -> bool:
         """Hears what is new, ends what must end, computes blocks and one frame. False when closed and empty."""
         with self._wake:
             self._wake.wait_for(self._has_work)
-            messages = list(self._inbox)
-            self._inbox.clear()
             if self._draining and not self._open:
                 return False
-        for message in messages:
-            message()
+        self._hear()
         self._end_due()
         self._advance()
         return True
@@ -228,9 +236,11 @@ class Engine:
         rows = self._scheduler.choose_rows(self._clock())
         if rows:
             self._launch(rows)
+        landed = False
         while self._flights and (len(self._flights) > self._device.lag or not rows):
             self._land(self._flights.popleft())
-        if rows and not blocks:
+            landed = True
+        if rows and landed and not blocks:  # else it was not a step's time
             seconds = self._clock() - began
             self.pace.saw_step(len(rows), seconds)
             self._codec.made_s = seconds * max(1.0, len(self._scheduler.running) / len(rows))
@@ -269,8 +279,9 @@ class Engine:
         try:
             columns = flight.result()
         except Exception as error:  # what a device reports late cannot be told apart by rows
-            for sequence in flight.rows:
-                sequence.fail(error)
+            for sequence, run in zip(flight.rows, flight.runs, strict=True):
+                if sequence.finished is None and sequence.run == run:
+                    sequence.fail(error)
             return
         now = self._clock()
         frames: list[tuple[Sequence, Int32]] = []

@@ -57,7 +57,8 @@ class Pace:
         own_codec_s = codec_s if shared_thread else 0.0
         time_s = max(SHARE * frame_s, PATIENCE * (one_s + own_codec_s))
         if full_s + rows * own_codec_s <= time_s:  # n listeners need n / rows full steps a frame
-            served = time_s / (full_s / rows + own_codec_s)
+            each_s = full_s / rows + own_codec_s
+            served = time_s / each_s if each_s > 0 else float("inf")  # a clock may be too coarse to see a step
         else:
             served = 1 + (time_s - one_s - own_codec_s) / ((full_s - one_s) / (rows - 1) + own_codec_s)
         decoded = float("inf") if shared_thread or codec_s == 0 else SHARE * frame_s / codec_s

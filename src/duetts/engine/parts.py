@@ -43,8 +43,11 @@ class Vocoder(Protocol):
         """A new stream begins in a slot."""
         ...
 
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
-        """codes [streams, codebooks, frames] -> PCM of each; without `keep` the streams have not moved."""
+    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes | None]:
+        """codes [streams, codebooks, frames] -> PCM of each, or None where samples are not finite.
+
+        Without `keep` the streams have not moved.
+        """
         ...
 
 

@@ -53,4 +53,4 @@ class ChunkPolicy:
         if last == 0:
             return min(self.first, self.largest)
         affordable = playout.buffer_s(now) / (SAFETY * frame_s) if frame_s > 0 else self.largest
-        return max(1, min(2 * last, self.largest, int(affordable)))
+        return max(1, int(min(2 * last, self.largest, affordable)))

@@ -21,14 +21,19 @@ from duetts.types import Int32, Sampling
 
 
 class Runner:
-    """Owns the device memory of `slots` sequences and of the pages they share; steps have at most `rows` rows."""
+    """Owns the device memory of `slots` sequences and of the pages they share; steps have at most `rows` rows.
 
-    def __init__(self, model: DualAR, *, slots: int, rows: int, pages: int, max_model_len: int) -> None:
+    `fixed` says whether shapes are (see above); None is as the device is. Tests run the other way on a CPU too.
+    """
+
+    def __init__(
+        self, model: DualAR, *, slots: int, rows: int, pages: int, max_model_len: int, fixed: bool | None = None
+    ) -> None:  # fmt: skip
         weight = model.slow.embeddings.weight
         config, device = model.config, weight.device
         self._model = model
         self._device = device
-        self._fixed = device.type == "cpu"
+        self._fixed = device.type == "cpu" if fixed is None else fixed
         self.lag = 0 if self._fixed else 1
         self._rows = rows
         self._cache = KVCache(config.slow, pages, PAGE, device=device, dtype=weight.dtype, row_by_row=self._fixed)
@@ -60,7 +65,7 @@ class Runner:
         index = torch.tensor(slots, device=self._device)
         sampling = self._sampling.at(index, [sequence.utterance.sampling for sequence in rows])
         columns = self._step(index, self._cache_rows(rows, padding, index), sampling)[: len(rows)]
-        if self._fixed:
+        if self._device.type == "cpu":
             found: Int32 = columns.to(torch.int32).numpy()
             return lambda: found
         return _copied(columns)

@@ -102,10 +102,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         assert sequence.most_pages <= self.pool.num_pages, f"{sequence.most_pages} pages are needed"
         line = self._lines[sequence.streaming]
-        if sequence.utterance.continues:
-            line.appendleft(sequence)
-        else:
-            line.append(sequence)
+        ahead = len(line)
+        if sequence.utterance.continues:  # after others that go on, and after answers that have lost their place
+            ahead = next((place for place, one in enumerate(line) if not one.utterance.continues and not one.run), ahead)
+        line.insert(ahead, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it is, and gives its slot and pages back."""
@@ -188,8 +188,8 @@ class Scheduler:
         return known
 
     def _pages_now(self, sequence: Sequence) -> int:
-        """Pages of what is to be read and of the position stepped from."""
-        return pages_for(sequence.position + 1)
+        """Pages of what is to be read, of the position stepped from, and of all that is said again after a preemption."""
+        return pages_for(sequence.prompt_length + sequence.num_frames)
 
     # -- going out -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from duetts.errors import EngineFailure
 from duetts.models.codec import Codec
 from duetts.types import Int32
 
@@ -26,17 +25,15 @@ class CodecVocoder:
         self._state.reset(slot)
 
     @torch.inference_mode()
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
-        """codes [streams, codebooks, frames] after what the slots decoded before -> PCM of each stream, 16-bit little-endian.
+    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes | None]:
+        """codes [streams, codebooks, frames] after what the slots decoded before -> PCM of each stream, 16-bit little-endian,
+        or None where samples are not finite: the other streams of the call lose nothing by that.
 
-        Without `keep` the streams stay where they were, as if nothing had been decoded. Raises `EngineFailure` when samples
-        are not finite.
+        Without `keep` the streams stay where they were, as if nothing had been decoded.
         """
         device = self._state.position.device
         wave = self._codec.decode(torch.from_numpy(codes).to(device, torch.int64), self._state.view(slots, keep=keep))
-        if not torch.isfinite(wave).all():
-            raise EngineFailure("the codec made samples that are not finite")
-        return [to_pcm(row) for row in wave.float().cpu()]
+        return [to_pcm(row) if row.isfinite().all() else None for row in wave.float().cpu()]
 
 
 def to_pcm(wave: Tensor) -> bytes:
