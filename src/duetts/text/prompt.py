@@ -79,7 +79,7 @@ def voice_positions(tokenizer: Tokenizer, references: Sequence[CodedReference]) 
     """With how many positions every prompt with these references begins, whatever its text and history."""
     columns = _Columns(tokenizer)
     {"fish_qwen3_omni": _chat_voice, "dual_ar": _interleave_voice}[tokenizer.model_type](columns, references)
-    return columns.array().shape[1]
+    return int(columns.array().shape[1])
 
 
 def chat_layout(tokenizer: Tokenizer, references: Sequence[CodedReference], history: Sequence[Turn], text: str) -> Int32:
