@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from duetts.errors import CallerLeft, DeadlineExceeded, EngineFailure
+from duetts.server.caller import Caller
 from duetts.server.outcomes import KEPT, Outcomes
 from tests.server.conftest import Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs
@@ -151,10 +152,10 @@ def test_a_delete_ends_events_with_an_error(door: Door) -> None:
     assert "speech.audio.done" not in text
 
 
-def test_only_the_last_are_kept() -> None:
+async def test_only_the_last_are_kept() -> None:
     outcomes = Outcomes()
     for index in range(KEPT + 3):
-        entry = outcomes.begin(f"speech-{index}", lambda reason: None)
+        entry = outcomes.begin(f"speech-{index}", Caller())
         entry.end(CallerLeft, CallerLeft("left"), None)
     assert len(outcomes._ended) == KEPT
     assert "speech-2" not in outcomes._ended

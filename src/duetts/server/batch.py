@@ -24,10 +24,11 @@ from duetts.config import Limits, ServerConfig
 from duetts.errors import Aborted, DuettsError, InvalidRequest, NotReady, Overloaded
 from duetts.server.batch_answers import Result, choose_answer
 from duetts.server.body import FORM, JSON, MSGPACK, read_body
+from duetts.server.caller import Caller
 from duetts.server.errors import error_object
 from duetts.server.outcomes import Outcomes
 from duetts.server.references import CLIP_KEYS, read_clip
-from duetts.server.rendition import Caller, Rendition
+from duetts.server.rendition import Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
 from duetts.server.speech import Listening, Stream
 from duetts.service import SpeechService
@@ -71,7 +72,7 @@ def batch_router(service: SpeechService, config: ServerConfig, outcomes: Outcome
         async with AsyncExitStack() as closing:
             listening = Listening(request.receive)
             closing.callback(listening.close)
-            outcomes.begin(batch_id, listening.caller.leave)
+            outcomes.begin(batch_id, listening.caller)
             closing.callback(outcomes.forget, batch_id)
             batch = Batch(service, items, listening.caller, outcomes)
             closing.push_async_callback(batch.close)

@@ -53,18 +53,18 @@ async def _read_bytes(request: Request, limit: int) -> bytes:
     raise HTTPException(413, f"the body is larger than {limit} bytes")
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes, what: str = "the body") -> dict[str, Any]:
     """A JSON object without repeated names. Too large numbers become infinite, for the checks of the fields to refuse."""
     if _most_values(body) > MAX_VALUES:
-        raise InvalidRequest(f"the body holds more than {MAX_VALUES} values", field=None)
+        raise InvalidRequest(f"{what} holds more than {MAX_VALUES} values", field=None)
     try:
         value = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
-        raise InvalidRequest("the body is not UTF-8", field=None) from error
+        raise InvalidRequest(f"{what} is not UTF-8", field=None) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest("the body is not valid JSON", field=None) from error
+        raise InvalidRequest(f"{what} is not valid JSON", field=None) from error
     if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object", field=None, code="invalid_type")
+        raise InvalidRequest(f"{what} must be a JSON object", field=None, code="invalid_type")
     return value
 
 

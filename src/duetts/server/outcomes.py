@@ -6,7 +6,6 @@ Ids are the server's own (`X-Speech-Id`); nothing here knows a client's.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
@@ -15,6 +14,7 @@ from fastapi import APIRouter
 
 from duetts.audio.output import OutputStream
 from duetts.errors import Aborted, Cancelled, NotReady, Overloaded, UnknownSpeech
+from duetts.server.caller import Caller
 from duetts.server.errors import error_object
 from duetts.types import Int32, Speech
 
@@ -27,23 +27,23 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._running: dict[str, Callable[[Exception], None]] = {}
+        self._running: dict[str, Caller] = {}
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
-    def begin(self, speech_id: str, leave: Callable[[Exception], None]) -> Entry:
-        """Notes a request before anything is done for it. `leave` ends it for a reason. Call the entry's `end`, always."""
+    def begin(self, speech_id: str, caller: Caller) -> Entry:
+        """Notes a request before anything is done for it. Call the entry's `end`, always."""
         assert speech_id not in self._running, "an id is the server's own, and new"
-        self._running[speech_id] = leave
-        return Entry(self, speech_id)
+        self._running[speech_id] = caller
+        return Entry(self, speech_id, caller)
 
     def cancel(self, speech_id: str) -> dict[str, Any]:
         """Ends a speech if it still runs. Raises `UnknownSpeech`."""
         if speech_id in self._running:
-            self._running[speech_id](Cancelled("the speech was cancelled by its id"))
+            self._running[speech_id].leave(Cancelled("the speech was cancelled by its id"))
             return {"request_id": speech_id, "object": "audio.speech.cancelled", "cancelled": True}
         return {**self.ended(speech_id), "object": "audio.speech.cancelled", "cancelled": False}
 
@@ -70,6 +70,7 @@ class Entry:
 
     outcomes: Outcomes
     speech_id: str
+    caller: Caller
     speech: Speech | None = None
     output: OutputStream | None = None
     codes: list[Int32] = field(default_factory=list)
@@ -81,7 +82,7 @@ class Entry:
         if error is None and outcome is not None:
             error = outcome.error
         elif error is None or not isinstance(error, Exception):  # closed in its midst, or its task was
-            error = Aborted("the request was ended")
+            error = self.caller.reason or Aborted("the request was ended")
         if isinstance(error, Overloaded | NotReady) or (speech is None and not isinstance(error, Aborted)):
             return
         told = None if error is None else error_object(error)

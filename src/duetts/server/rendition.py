@@ -1,5 +1,5 @@
-"""One order while it is spoken: from the synthesizer's chunks to the bytes of its output. Every door speaks through here, and
-knows by `Caller` whether anybody still wants it. Knows no HTTP and no sockets."""
+"""One order while it is spoken: from the synthesizer's chunks to the bytes of its output. Every door speaks through here.
+Knows no HTTP and no sockets."""
 
 from __future__ import annotations
 
@@ -10,47 +10,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from duetts.audio.encode import with_exact_sizes
 from duetts.audio.output import OutputStream
 from duetts.errors import EmptyGeneration
+from duetts.server.caller import Caller
 from duetts.server.outcomes import Outcomes, usage_of
 from duetts.server.schemas import SpeechOrder
 from duetts.types import Chunk, Int32, Outcome, Speech
 
-T = TypeVar("T")
 log = logging.getLogger("duetts.server")
-
-
-class Caller:
-    """Whoever waits for a speech. After `leave` nothing is waited for any more. Made in the event loop."""
-
-    def __init__(self) -> None:
-        self._reason: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-
-    def leave(self, reason: Exception) -> None:
-        """Nobody wants the speech any more; only the first reason counts."""
-        if not self._reason.done():
-            self._reason.set_result(reason)
-
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the work, which is cancelled if the caller leaves. Then raises the reason."""
-        if self._reason.done():  # work that never has to wait would win every race below
-            work.close()
-            raise self._reason.result()
-        task = asyncio.ensure_future(work)
-        try:
-            waited: set[asyncio.Future[Any]] = {task, self._reason}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise self._reason.result()
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 class Rendition:
@@ -76,7 +48,7 @@ class Rendition:
         """Waits for the first bytes, so that everything that goes wrong before them is raised here. They are never empty."""
         began = time.perf_counter()
         async with AsyncExitStack() as closing:
-            entry = outcomes.begin(order.request.request_id, caller.leave)
+            entry = outcomes.begin(order.request.request_id, caller)
             closing.push(entry.end)
             speech = entry.speech = await caller.unless_gone(starting)
             closing.push_async_callback(speech.aclose)

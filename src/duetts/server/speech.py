@@ -21,9 +21,10 @@ from duetts.audio.formats import FORMATS, SAMPLE_BYTES
 from duetts.config import ServerConfig
 from duetts.errors import CallerLeft
 from duetts.server.body import FORM, JSON, read_body
+from duetts.server.caller import Caller
 from duetts.server.events import CONTENT_TYPE, EventStream
 from duetts.server.outcomes import Outcomes
-from duetts.server.rendition import Caller, Rendition
+from duetts.server.rendition import Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
 from duetts.service import SpeechService
 from duetts.types import Outcome, Speech
