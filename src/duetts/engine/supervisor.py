@@ -54,8 +54,10 @@ class Supervisor:
         self._command = command
         self._stopping = asyncio.Event()
         self._failures = 0  # starts or short lives in a row
+        self._began = time.monotonic()  # of this life
         self._awake = 0.0  # when this process was last found to have slept
         self._silent = False  # changes only together with a call of `changed`, so that nobody waits for what has passed
+        self._ending = False  # the process has ended, or is being ended
         self.link: Link | None = None
         self.info: SpeakerInfo | None = None  # of all lives: the text side relies on it
         self.pid: int | None = None
@@ -69,20 +71,25 @@ class Supervisor:
     @property
     def takes_work(self) -> bool:
         """Whether it is ready and has been heard lately."""
-        return self.link is not None and not self.link.failed and self.link.state == "ready" and not self._silent
+        link = self.link
+        return link is not None and not link.failed and link.state == "ready" and not self._silent and not self._ending
 
     @property
     def state(self) -> str:
         """One word for people."""
         if self.link is None:
             return "stopped" if self._stopping.is_set() else "restarting"
-        return "silent" if self._silent else self.link.state
+        return "ending" if self._ending else "silent" if self._silent else self.link.state
 
     @property
     def expected_s(self) -> float:
-        """Seconds until it may be up, as far as can be told."""
-        waiting = 0.0 if self.next_start is None else max(0.0, self.next_start - time.monotonic())
-        return waiting + self.start_s
+        """Seconds until it may be up, from what its last start took; 0 for one that is up and only silent."""
+        now = time.monotonic()
+        if self.next_start is not None:
+            return max(0.0, self.next_start - now) + self.start_s
+        if self.link is None or self.link.ready_at is None:
+            return max(0.0, self._began + self.start_s - now)
+        return 0.0 if self.link.state == "ready" and not self._ending else self.start_s
 
     async def stop(self) -> None:
         """Ends the process, its requests as aborted, and the watch over it."""
@@ -104,6 +111,7 @@ class Supervisor:
             delay = backoff_s(self._failures, self._config)
             log.error("engine %d: %s; it is started again in %.1f s", self.index, failure, delay)
             self.next_start = time.monotonic() + delay
+            self._changed()  # whoever waits may learn that it would be in vain
             await self._pause(delay)
             self.next_start = None
 
@@ -120,6 +128,7 @@ class Supervisor:
     async def _live(self) -> DuettsError:
         """One life of the process, from its start to its end, and why it ended."""
         self.starts += 1
+        self._began = time.monotonic()
         incarnation = secrets.token_hex(16)
         folder = None
         try:
@@ -133,12 +142,13 @@ class Supervisor:
         except OSError as error:
             _remove(folder)
             return EngineFailure(f"engine {self.index} cannot be started: {error}")
-        self.pid, self._silent = process.pid, False
+        self.pid, self._silent, self._ending = process.pid, False, False
         self.link = link = Link(self._context, address, incarnation, self._changed)
         try:
             orders = Orders(self.index, address, incarnation, os.getpid(), str(self._folder), self._engine, self._config)
             await _give(process, orders)
             failure = await self._watch(process, link, folder)
+            self._ending = True
             await self._end(process, gently=failure is None)
             await link.settle()
             reason = failure or link.error or EngineFailure(f"engine {self.index} ended with code {process.returncode}")
@@ -153,7 +163,7 @@ class Supervisor:
 
     async def _watch(self, process: asyncio.subprocess.Process, link: Link, folder: Path | None) -> DuettsError | None:
         """Until the process ends by itself, must be ended (the reason is returned) or the watch stops."""
-        began = tick = time.monotonic()
+        began, tick = self._began, time.monotonic()
         ends = [asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._stopping.wait())]
         try:
             while not any(end.done() for end in ends):
