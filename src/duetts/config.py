@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ def cache_folder() -> Path:
     chosen = environment().get("cache_dir")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "duetts"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "duetts"
 
 
 def voices_folder() -> Path:
@@ -46,7 +47,15 @@ def voices_folder() -> Path:
     chosen = environment().get("voices_dir")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "duetts" / "voices"
+    return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local" / "share") / "duetts" / "voices"
+
+
+def _home() -> Path:
+    """The user's folder. A user that the machine does not know, as in many containers, has one among the temporary files."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"duetts-{os.getuid()}"
 
 
 def _require(condition: bool, message: str) -> None:

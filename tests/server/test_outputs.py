@@ -10,9 +10,9 @@ import pytest
 
 from duetts.audio.encode import with_exact_sizes
 from duetts.audio.formats import FORMAT_NAMES
-from duetts.server.schemas import read_output
+from duetts.server.schemas import is_openai, read_output
 from tests.audio.listening import as_samples, hear, level_db, middle, pitch
-from tests.server.conftest import NATIVE, Door, error_of
+from tests.server.conftest import CONFIG, NATIVE, Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs, hum
 from tests.server.test_events import events_of, joined
 
@@ -158,7 +158,7 @@ def test_a_stream_in_mp3_comes_as_it_is_made(door: Door) -> None:
     ],
 )
 def test_defaults_follow_the_name_of_the_model(fields: dict[str, Any], name: str, rate: int) -> None:
-    output = read_output(fields, RATE)
+    output = read_output(fields, RATE, is_openai(fields.get("model", ""), CONFIG))
     assert (output.format, output.sample_rate) == (name, rate)
 
 

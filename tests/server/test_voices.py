@@ -34,12 +34,13 @@ def upload(door: Door, name: Any = "Anna", audio: bytes | None = CLIP, **fields:
 
 
 @contextmanager
-def serving(folder: Path, openai_aliases: bool = True, **voices: Any) -> Iterator[Door]:
+def serving(folder: Path, openai_aliases: bool = True, dialect: str = "auto", **voices: Any) -> Iterator[Door]:
     """Another server, with other settings."""
     limits = Limits()
     config = VoicesConfig(folder, **voices)
     service = SineService(limits, config)
-    app = create_app(service, ServerConfig((NATIVE,), limits=limits, voices=config, openai_aliases=openai_aliases))
+    settings = ServerConfig((NATIVE,), limits=limits, voices=config, openai_aliases=openai_aliases, dialect=dialect)
+    app = create_app(service, settings)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -331,6 +332,17 @@ def test_settings_of_the_operator(tmp_path: Path) -> None:
         error_of(door.http.get(f"{PATH}/bert/audio"), 404, "voice_not_found", "name")
         door.refused(404, "model_not_found", "model", input="Hi.", model="tts-1")
         assert [model["id"] for model in door.http.get("/v1/models").json()["data"]] == [NATIVE]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind", "rate", "status"), [("native", "audio/wav", 44100, 400), ("openai", "audio/mpeg", 24000, 200)]
+)
+def test_the_operator_may_decide_on_the_dialect(tmp_path: Path, dialect: str, kind: str, rate: int, status: int) -> None:
+    with serving(tmp_path, dialect=dialect) as door:
+        for model in ("tts-1", NATIVE):
+            assert door.speak(model=model).headers["Content-Type"] == kind
+            assert door.speak(model=model, response_format="pcm").headers["X-Sample-Rate"] == str(rate)
+            assert door.speak(model=model, voice="alloy").status_code == status
 
 
 def test_clips_are_private_by_default(door: Door) -> None:

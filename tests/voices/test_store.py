@@ -12,7 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from duetts.config import voices_folder
 from duetts.errors import CheckpointError, InvalidRequest, StorageFailure, VoiceExists
 from duetts.types import Voice
 from duetts.voices.names import FOLDER_NAME, clean_name, folder_name, name_key
@@ -74,6 +77,18 @@ def test_spellings_of_one_name_are_one_key_and_one_folder(spellings: list[str]) 
     assert len({folder_name(spelling) for spelling in spellings}) == 1
 
 
+@given(st.text(max_size=80))
+def test_any_text_is_a_name_or_is_refused(text: str) -> None:
+    try:
+        shown = clean_name(text)
+    except InvalidRequest:
+        return
+    assert clean_name(shown) == shown
+    assert folder_name(shown) == folder_name(text)
+    assert not {"/", "\\", "\0"} & set(shown)
+    assert FOLDER_NAME.fullmatch(folder_name(text))
+
+
 def test_different_names_have_different_folders() -> None:
     names = ["a b", "a-b", "a_b", "ab", "a.b", "a:b", "é", "e", "x" * 63, "x" * 64, "%2e", ".e"]
     assert len({folder_name(name) for name in names}) == len(names)
@@ -94,6 +109,27 @@ def test_a_voice_comes_back_as_it_was_from_another_store(tmp_path: Path) -> None
     assert codes.dtype == np.int32
     assert np.array_equal(codes, CODES)
     assert found.codes("another codec") is None
+
+
+def test_where_voices_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DUETTS_VOICES_DIR", str(tmp_path / "own"))
+    assert voices_folder() == tmp_path / "own"
+    monkeypatch.delenv("DUETTS_VOICES_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert voices_folder() == tmp_path / "data" / "duetts" / "voices"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert voices_folder() == tmp_path / ".local" / "share" / "duetts" / "voices"
+
+
+def test_a_user_without_a_folder_of_their_own_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("DUETTS_VOICES_DIR", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert voices_folder().parts[-4:] == (".local", "share", "duetts", "voices")
 
 
 def test_a_folder_that_was_never_needed_is_not_made(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
     _check_types({name: value for name, value in given.items() if name in FIELDS})
     given.update(_read_extra_params(given))
     _refuse_missing_features(given)
-    output = read_output(given, sample_rate)
+    openai = is_openai(given.get("model", ""), config)
+    output = read_output(given, sample_rate, openai)
     delivery = _read_delivery(given)
     model = check_model(given.get("model", config.served_model_names[0]), config)
     voice_field, voice = _read_voice(given)
@@ -158,7 +159,7 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         references=references,
         voice=voice,
         voice_field=voice_field,
-        voice_or_default=_is_openai(given) and voice.strip().lower() in OPENAI_VOICES,
+        voice_or_default=openai and voice.strip().lower() in OPENAI_VOICES,
         temperature=given.get("temperature"),
         top_p=given.get("top_p"),
         top_k=given.get("top_k"),
@@ -230,8 +231,10 @@ def check_model(model: str, config: ServerConfig) -> str:
     raise UnknownModel(f"model {model[:64]!r} is not served here; these are: {', '.join(config.served_model_names)}")
 
 
-def _is_openai(given: dict[str, Any]) -> bool:
-    return OPENAI_MODELS.fullmatch(given.get("model", "")) is not None
+def is_openai(model: str, config: ServerConfig) -> bool:
+    """Whether OpenAI's defaults hold: by the model's name, unless the operator has decided."""
+    by_name = OPENAI_MODELS.fullmatch(model) is not None
+    return {"auto": by_name, "openai": True, "native": False}[config.dialect]
 
 
 def _read_voice(given: dict[str, Any]) -> tuple[str, str]:
@@ -262,9 +265,8 @@ def _is_default(voice: str) -> bool:
     return voice.strip().lower() in ("", "default")
 
 
-def read_output(given: dict[str, Any], native_rate: int) -> Output:
-    """The output that fields of the right types ask for, of speech at `native_rate` Hz."""
-    openai = _is_openai(given)
+def read_output(given: dict[str, Any], native_rate: int, openai: bool) -> Output:
+    """The output that fields of the right types ask for, of speech at `native_rate` Hz. `openai`: by OpenAI's defaults."""
     response_format = given.get("response_format", OPENAI_FORMAT if openai else NATIVE_FORMAT)
     return plan_output(
         native_rate,
