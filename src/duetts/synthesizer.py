@@ -93,7 +93,7 @@ class Synthesizer:
         rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
         self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id)
         voices = voices or VoicesConfig()
-        self.voices = VoiceLibrary(voices, self.limits, folder / "voices", speaker.info, self._references, self)
+        self.voices = VoiceLibrary(voices, folder / "voices", speaker.info, self._references, self)
         self.consents = ConsentStore(
             voices.folder / "consents", voices.max_voices, self.limits.reference_bytes, self.limits.reference_queue
         )  # fmt: skip

@@ -59,7 +59,7 @@ class SineService:
         self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048, weights="untrained", codec_id="sine")
         references = ReferenceCodes(self.encode, RATE, self.limits)
         folder = self.config.folder
-        self.voices = VoiceLibrary(self.config, self.limits, folder / "presets", self.info, references, self)
+        self.voices = VoiceLibrary(self.config, folder / "presets", self.info, references, self)
         self.consents = ConsentStore(folder / "consents", 3, self.limits.reference_bytes, 8)
 
     def reset(self) -> None:

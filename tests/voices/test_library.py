@@ -43,7 +43,7 @@ class Bench:
         info = SpeakerInfo("fake", RATE, FRAME, 4, 1024, weights=self.weights, codec_id=self.codec_id)
         self.references = ReferenceCodes(self.encode, RATE, limits)
         config = VoicesConfig(self.folder / "stored", self.default_voice, self.aliases, max_voices=self.max_voices)
-        self.library = VoiceLibrary(config, limits, self.folder / "presets", info, self.references, self)
+        self.library = VoiceLibrary(config, self.folder / "presets", info, self.references, self)
 
     async def encode(self, wave: Float32) -> Int32:
         self.encoded += 1
@@ -119,6 +119,15 @@ async def test_another_codec_encodes_a_voice_anew_and_keeps_both(tmp_path: Path)
         bench = Bench(tmp_path, codec_id=codec)
         assert int((await bench.choose("anna")).codes[0, 0]) == len(codec)
         assert bench.encoded == 0
+
+
+async def test_a_thousand_requests_at_once_find_their_voices(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.add("Anna")
+    await bench.add("Bert", OTHER)
+    spoken = await asyncio.gather(*(bench.choose(("anna", "bert")[index % 2]) for index in range(1000)))
+    assert [one.name for one in spoken[:2]] == ["Anna", "Bert"]
+    assert bench.encoded == 2
 
 
 async def test_requests_at_once_encode_a_voice_once(tmp_path: Path) -> None:

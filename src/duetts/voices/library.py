@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from duetts.audio.encode import wav_file
-from duetts.config import Limits, VoicesConfig
+from duetts.config import VoicesConfig
 from duetts.errors import (
     ConfigError,
     InvalidRequest,
@@ -38,6 +38,7 @@ from duetts.voices.store import ATTEMPTS, StoredVoice, VoiceStore, read_presets
 log = logging.getLogger(__name__)
 
 READING_THREADS = 4
+MAX_WAITING = 4096  # looks at the disk, 0.1 ms each: more requests than engines take at once
 MAX_KNOWN = 1024  # voices whose codes stay in memory, about 26 KB each
 NAMES_SHOWN = 20
 BARE = "none"
@@ -91,18 +92,15 @@ class Text(Protocol):
 class VoiceLibrary:
     """Voices by name. Used from one event loop; the disk is read and written in threads."""
 
-    def __init__(
-        self, config: VoicesConfig, limits: Limits, presets: Path, info: SpeakerInfo, references: ReferenceCodes, text: Text
-    ) -> None:
+    def __init__(self, config: VoicesConfig, presets: Path, info: SpeakerInfo, references: ReferenceCodes, text: Text) -> None:
         self._config = config
-        self._limits = limits
         self._info = info
         self._references = references
         self._text = text
         self._store = VoiceStore(config.folder, config.max_voices, config.max_bytes)
         self._presets = {name_key(preset.voice.name): preset for preset in read_presets(presets)}
         self._aliases = {name_key(alias): name for alias, name in config.aliases}
-        self._threads = Threads("duetts-voices", READING_THREADS, limits.reference_queue)
+        self._threads = Threads("duetts-voices", READING_THREADS, MAX_WAITING)
         self._known: OrderedDict[str, SpokenVoice] = OrderedDict()  # by revision, least lately used first
         self._openings: SharedWork[SpokenVoice] = SharedWork()
         self._makings: SharedWork[SpokenVoice | None] = SharedWork()
