@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from duetts.cli_voices import voices_app
-from duetts.config import EngineConfig, Limits, ProcessConfig, ServerConfig, environment
+from duetts.config import EMBEDDED, EngineConfig, LogConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
+from duetts.settings.arguments import Given, rewrite, takes_settings
+from duetts.settings.values import Value, build, resolve, unknown_variables
 
+# Without markup: the library for it takes longer to load than all the rest.
 app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speech models.", add_completion=False,
-                  no_args_is_help=True, pretty_exceptions_enable=False)  # fmt: skip
+                  no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)  # fmt: skip
 
 app.add_typer(voices_app, name="voices")
 
@@ -26,7 +30,6 @@ FormatOption = Annotated[
     str, typer.Option(envvar="DUETTS_LOAD_FORMAT", help="auto, or dummy for seeded random weights of the right shapes.")
 ]
 SeqsOption = Annotated[int, typer.Option(envvar="DUETTS_MAX_NUM_SEQS", help="Requests that are spoken at the same time.")]
-QueueOption = Annotated[int, typer.Option(envvar="DUETTS_MAX_QUEUE", help="Requests that may wait; beyond them 429.")]
 LengthOption = Annotated[
     int | None, typer.Option(envvar="DUETTS_MAX_MODEL_LEN", help="Positions of prompt and audio together.")
 ]
@@ -76,60 +79,87 @@ def say(
     )
 
 
-@app.command()
-def serve(
-    model: ModelArgument = None,
-    host: Annotated[str, typer.Option(envvar="DUETTS_HOST")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="DUETTS_PORT", help="0 takes a free one.")] = 8000,
-    root_path: Annotated[str, typer.Option(envvar="DUETTS_ROOT_PATH", help="Path prefix behind a proxy.")] = "",
-    served_model_name: Annotated[list[str] | None, typer.Option(help="Ids that requests may name; repeatable.")] = None,
-    revision: Annotated[str | None, typer.Option(envvar="DUETTS_REVISION", help="Branch, tag or commit of a hub id.")] = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    load_format: FormatOption = "auto",
-    max_input_chars: Annotated[int, typer.Option(envvar="DUETTS_MAX_INPUT_CHARS", help="Longest text.")] = 32768,
-    max_body_bytes: Annotated[int, typer.Option(envvar="DUETTS_MAX_BODY_BYTES", help="Largest request body.")] = 16 << 20,
-    max_num_seqs: SeqsOption = 8,
-    max_queue: QueueOption = 32,
-    max_model_len: LengthOption = None,
-    engines: Annotated[
-        int,
-        typer.Option(
-            "--engines",
-            "--data-parallel-size",
-            "--replicas",
-            envvar="DUETTS_ENGINES",
-            help="Engine processes: one for each GPU; on a CPU they share its threads.",
-        ),
-    ] = 1,
-    drain_timeout: Annotated[
-        float, typer.Option(envvar="DUETTS_DRAIN_TIMEOUT", help="Seconds for open requests after a signal to stop.")
-    ] = 30.0,
-    omni: Annotated[bool, typer.Option("--omni", hidden=True, help="Accepted for command lines of other servers.")] = False,
-) -> None:
-    """Serve a model over HTTP."""
-    from duetts.serving import EMBEDDED, Plan
-    from duetts.serving import serve as serve_plan
+class SettingsCommand(TyperCommand):
+    """A command whose line may be written as for other servers."""
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    log = logging.getLogger("duetts")
-    warn_unknown_environment(log)
-    if model is None:
-        log.info("no model was named: serving duetts-mini")
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The line in the one form that the options are declared in."""
+        return super().parse_args(ctx, rewrite(args))
+
+
+def read_settings(line: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
+    """The settings of a line, the environment and the file that one of them names; and what should be told of them.
+
+    Raises `ConfigError`.
+    """
+    given = Given(line)
+    variables = environment()
+    path = given.config or variables.get("config")
+    file = None
+    if path:
+        from duetts.settings.files import load
+
+        file = (Path(path).name, load(Path(path).expanduser()))
+    return resolve(given.flags, variables, file), [*given.notes, *unknown_variables(variables)]
+
+
+@app.command(cls=SettingsCommand)
+@takes_settings
+def serve(line: dict[str, Any]) -> None:
+    """Serve a model over HTTP. Each setting is also a variable DUETTS_NAME and a key of the file; flags come first, then
+    variables, then the file. In brackets: the default. docs/configuration.md has more, `duetts config --show` what holds."""
     try:
-        engine = EngineConfig(
-            device=device, dtype=dtype, load_format=load_format, max_num_seqs=max_num_seqs,
-            max_queue=max_queue, max_model_len=max_model_len,
-        )  # fmt: skip
-        name = model or EMBEDDED
-        limits = Limits(max_input_chars=max_input_chars, max_body_bytes=max_body_bytes)
-        names = tuple(served_model_name or [name])
-        config = ServerConfig(names, host=host, port=port, root_path=root_path, limits=limits)
-        plan = Plan(name, revision, engine, ProcessConfig(engines=engines, drain_s=drain_timeout), config)
-        code = asyncio.run(serve_plan(plan))
+        values, notes = read_settings(line)
+        settings = build(values)
+        start_log(settings.server.logs)
+        log = logging.getLogger("duetts")
+        for note in notes:
+            log.warning("%s", note)
+        from duetts.serving import Plan, run
+
+        if settings.model.model is None:
+            log.info("no model was named: serving %s", EMBEDDED)
+        name = settings.model.model or EMBEDDED
+        code = run(Plan(name, settings.model.revision, settings.engine, settings.processes, settings.server))
     except DuettsError as error:
         fail(error)
     raise typer.Exit(code)
+
+
+def start_log(config: LogConfig) -> None:
+    """Lines to standard error or the file. uvicorn's own lines hold addresses with all that clients put into them."""
+    try:
+        logging.basicConfig(
+            level=config.level.upper(), filename=config.file, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+    except OSError as error:
+        raise ConfigError(f"log_file {config.file} cannot be written: {error.strerror}") from None
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+@app.command(cls=SettingsCommand)
+@takes_settings
+def config(
+    line: dict[str, Any],
+    show: Annotated[bool, typer.Option("--show", help="Print every setting (this is also done without it).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", hidden=True, help="The tables of docs/configuration.md.")] = False,
+) -> None:
+    """Show the settings that `duetts serve` would have with the same flags, and where each one is from. What is printed is a
+    configuration file. Keys are not shown."""
+    from duetts.settings import shown
+
+    if tables:
+        print(shown.as_markdown(), end="")
+        return
+    try:
+        values, notes = read_settings(line)
+        build(values)
+    except DuettsError as error:
+        fail(error)
+    print(shown.as_json(values.values()) if as_json else shown.as_text(values.values()), end="\n" if as_json else "")
+    for note in notes:
+        print(f"duetts: {note}", file=sys.stderr)
 
 
 @app.command(hidden=True)
@@ -166,18 +196,6 @@ def doctor(
         print(f"{sign} {finding.topic:<15} {finding.text}")
     if any(finding.good is False for finding in findings):
         raise typer.Exit(EXIT_FAILURE)
-
-
-KNOWN_VARIABLES = {
-    "device", "dtype", "load_format", "max_num_seqs", "max_queue", "max_model_len", "host", "port", "root_path", "model",
-    "revision", "max_input_chars", "max_body_bytes", "cache_dir", "golden_dir", "engines", "drain_timeout",
-}  # fmt: skip
-
-
-def warn_unknown_environment(log: logging.Logger) -> None:
-    """A mistyped variable should not pass in silence."""
-    for name in sorted(environment().keys() - KNOWN_VARIABLES):
-        log.warning("the environment variable DUETTS_%s is unknown and has no effect", name.upper())
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from duetts.errors import ConfigError
 
 MIB = 1 << 20
+EMBEDDED = "duetts-mini"  # the model that ships with the package, also where a folder has that name
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 LOAD_FORMATS = ("auto", "dummy")

@@ -6,10 +6,12 @@ The port answers from the first moment (`/live`, and 503 for the rest), so that 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import signal
 import socket
+import ssl
 import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -18,15 +20,16 @@ from typing import Any
 
 import uvicorn
 
-from duetts.config import EngineConfig, ProcessConfig, ServerConfig
+from duetts.config import EMBEDDED, EngineConfig, ProcessConfig, ServerConfig
 from duetts.engine import wire
 from duetts.engine.remote import RemoteSpeaker
 from duetts.errors import ConfigError, DuettsError, ModelNotFound
-from duetts.server.app import create_app
+from duetts.server.app import create_app, create_waiting_app
 from duetts.server.gate import Gate
+from duetts.server.health import Health
+from duetts.server.metrics import Metrics
 from duetts.synthesizer import Synthesizer
 
-EMBEDDED = "duetts-mini"  # also where a folder has that name
 HURRIED = 1  # exit code after a second signal
 LAST_WORDS_S = 2  # for answers that are cut short to be sent
 
@@ -44,29 +47,42 @@ class Plan:
     server: ServerConfig
 
 
+def run(plan: Plan) -> int:
+    """`serve` in an event loop of its own, the fastest one that is installed."""
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+        return runner.run(serve(plan))
+
+
 async def serve(plan: Plan) -> int:
     """Serves until SIGTERM or SIGINT, then finishes what runs within the time to drain; a second signal ends at once.
 
     Returns the exit code. Raises what keeps a server from starting.
     """
+    check_tls(plan.server)
+    metrics, health = Metrics(), Health(plan.server.watchdog_s)
+    gate = Gate(create_waiting_app(plan.server, metrics, health))
     listener = listen(plan.server)
-    gate = Gate()
     server = uvicorn.Server(
         uvicorn.Config(
-            gate, root_path=plan.server.root_path, lifespan="off", log_config=None, timeout_graceful_shutdown=LAST_WORDS_S
+            gate, root_path=plan.server.root_path, lifespan="off", log_config=None, access_log=False,
+            timeout_graceful_shutdown=LAST_WORDS_S, ssl_certfile=plan.server.ssl_certfile, ssl_keyfile=plan.server.ssl_keyfile,
+            ssl_ca_certs=_text(plan.server.ssl_ca_certs),
+            ssl_cert_reqs=ssl.CERT_REQUIRED if plan.server.ssl_ca_certs else ssl.CERT_NONE,
         )
-    )
+    )  # fmt: skip
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     signals = Signals()
     try:
         while not server.started and not serving.done():  # noqa: ASYNC110 uvicorn has no event for it
             await asyncio.sleep(0.01)
         signals.catch()
-        return await _serve_model(plan, gate, signals)
+        return await _serve_model(plan, gate, signals, metrics, health)
     finally:
         server.should_exit = True
         await serving
         listener.close()
+        if plan.server.uds is not None:
+            plan.server.uds.unlink(missing_ok=True)
 
 
 class Signals:
@@ -87,20 +103,75 @@ class Signals:
 
 def listen(config: ServerConfig) -> socket.socket:
     """The listening socket. Raises `ConfigError` when the address is taken or none of this machine's."""
+    if config.uds is not None:
+        return _listen_at(config.uds)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         listener = socket.create_server((config.host, config.port), family=family)
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from error
     host = f"[{config.host}]" if ":" in config.host else config.host
-    log.info("listening on http://%s:%d", host, listener.getsockname()[1])
+    scheme = "https" if config.ssl_certfile else "http"
+    log.info("listening on %s://%s:%d", scheme, host, listener.getsockname()[1])
+    if not config.access.keys and not is_loopback(config.host):
+        log.warning("whoever reaches this address may use the server: it has no API keys")
     return listener
 
 
-async def _serve_model(plan: Plan, gate: Gate, signals: Signals) -> int:
+def _listen_at(path: Path) -> socket.socket:
+    """A unix socket. One that a server left behind is replaced, one that a server listens at is not."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(ConnectionRefusedError):
+                probe.connect(str(path))
+                raise FileExistsError(None, "a server listens there")
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen at {path}: {error.strerror or error}") from error
+    log.info("listening at %s", path)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Raises `ConfigError` if certificate, key or authorities cannot be used."""
+    if config.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"certificate, key or authorities cannot be used: {error.strerror or error}") from None
+
+
+def tell_licences(folder: Path) -> None:
+    """The program's licence, and what the folder says of the weights', which have one of their own."""
+    files = sorted(path.name for path in folder.glob("LICENSE*"))
+    told = f"see {files[0]} in its folder" if files else "its folder has no LICENSE file: ask where it came from"
+    log.info("duetts is Apache-2.0. The weights of %s have a licence of their own: %s", folder.name, told)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metrics, health: Health) -> int:
     """The model's life behind the gate."""
     stopped = asyncio.create_task(signals.first.wait())
-    starting = asyncio.create_task(_start(plan))
+    starting = asyncio.create_task(_start(plan, health))
     synthesizer = None
     try:
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +181,9 @@ async def _serve_model(plan: Plan, gate: Gate, signals: Signals) -> int:
         synthesizer = starting.result()
         info = synthesizer.info
         log.info("%s (%s weights) is ready on %s in %s", plan.model, info.weights, info.device, info.dtype)
-        gate.open(create_app(synthesizer, plan.server))
+        gate.open(create_app(synthesizer, plan.server, metrics, health))
         await stopped
+        health.draining = True
         return await _drain(gate, signals, plan.processes.drain_s)
     finally:
         starting.cancel()
@@ -121,15 +193,22 @@ async def _serve_model(plan: Plan, gate: Gate, signals: Signals) -> int:
             await synthesizer.close()
 
 
-async def _start(plan: Plan) -> Synthesizer:
-    """The text side over engines that are up. Leaves no process behind when it fails or is cancelled."""
+async def _start(plan: Plan, health: Health) -> Synthesizer:
+    """The text side over engines that are up and have spoken. Leaves no process behind when it fails or is cancelled."""
+    health.phase = "the model is looked for"
     folder = await find_folder(plan.model, plan.revision)
-    log.info("loading %s, engines: %d", plan.model, plan.processes.engines)
+    places, queue = plan.engine.max_num_seqs, plan.engine.max_queue
+    log.info("loading %s, engines: %d, with %d places and a line of %d each", plan.model, plan.processes.engines, places, queue)
+    tell_licences(folder)
+    health.phase = "the model is loading"
     async with AsyncExitStack() as undoing:
         speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes)
         undoing.push_async_callback(speaker.close)
         synthesizer = Synthesizer(folder, speaker, plan.server.limits, plan.server.voices)
+        undoing.push_async_callback(synthesizer.close)
+        health.phase = "the engine speaks its first words"
         await synthesizer.prepare()
+        await health.prove(synthesizer)
         undoing.pop_all()
         return synthesizer
 

@@ -1,4 +1,4 @@
-"""What is served and whether it works: the model list, health and life. Knows no engine, only a `SpeechService`."""
+"""What is served: the lists of models. Knows no engine, only a `SpeechService`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
 
 from duetts.audio.formats import available_formats
 from duetts.config import ServerConfig
@@ -15,11 +14,10 @@ from duetts.server.voices import voice_names
 from duetts.service import SpeechService
 
 FEATURES = ("speech", "streaming", "reference_audio", "voices", "seed")
-NO_ENGINE = "no engine is up"
 
 
 def models_router(service: SpeechService, config: ServerConfig) -> APIRouter:
-    """GET /v1/models and one of them, /v1/audio/models, /health, /ready and /live."""
+    """GET /v1/models and one of them, and /v1/audio/models."""
     router = APIRouter()
     created = int(time.time())
 
@@ -58,29 +56,4 @@ def models_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         check_model(model, config)
         return model_object(model, await voice_names(service.voices))
 
-    _add_health(router, service)
     return router
-
-
-def _add_health(router: APIRouter, service: SpeechService) -> None:
-    @router.get("/health")
-    async def health() -> JSONResponse:
-        """200 while an engine runs."""
-        if service.stats().get("alive", True):
-            return JSONResponse({"status": "healthy"})
-        return JSONResponse({"status": "unhealthy", "reason": NO_ENGINE}, 503)
-
-    @router.get("/ready")
-    async def ready() -> JSONResponse:
-        """200 while a new request would be taken."""
-        stats = service.stats()
-        if not stats.get("alive", True):
-            return JSONResponse({"status": "not ready", "reason": NO_ENGINE}, 503)
-        if stats.get("full", False):
-            return JSONResponse({"status": "not ready", "reason": "every place is taken"}, 503)
-        return JSONResponse({"status": "ready"})
-
-    @router.get("/live")
-    async def live() -> dict[str, str]:
-        """200 while the process runs."""
-        return {"status": "alive"}

@@ -5,6 +5,7 @@ Ids are the server's own (`X-Speech-Id`); nothing here knows a client's.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -16,6 +17,7 @@ from duetts.audio.output import OutputStream
 from duetts.errors import Aborted, Cancelled, NotReady, Overloaded, UnknownSpeech
 from duetts.server.caller import Caller
 from duetts.server.errors import error_object
+from duetts.server.metrics import Metrics
 from duetts.types import Int32, Speech
 
 KEPT = 1024
@@ -25,7 +27,8 @@ class Outcomes:
     """Used from one event loop. `counts` has how many ended for each reason: stop, length, failed, timeout, and for those that
     were broken off client_disconnect, cancelled or draining."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self.metrics = metrics or Metrics()
         self.counts: Counter[str] = Counter()
         self._running: dict[str, Caller] = {}
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -34,11 +37,11 @@ class Outcomes:
     def num_running(self) -> int:
         return len(self._running)
 
-    def begin(self, speech_id: str, caller: Caller) -> Entry:
-        """Notes a request before anything is done for it. Call the entry's `end`, always."""
+    def begin(self, speech_id: str, caller: Caller, *, listened: bool = False) -> Entry:
+        """Notes a request before anything is done for it; `listened` to while it is made. Call the entry's `end`, always."""
         assert speech_id not in self._running, "an id is the server's own, and new"
         self._running[speech_id] = caller
-        return Entry(self, speech_id, caller)
+        return Entry(self, speech_id, caller, listened)
 
     def cancel(self, speech_id: str) -> dict[str, Any]:
         """Ends a speech if it still runs. Raises `UnknownSpeech`."""
@@ -52,6 +55,11 @@ class Outcomes:
         if speech_id not in self._ended:
             raise UnknownSpeech(f"no speech of this id has ended here, or it is not among the last {KEPT}")
         return self._ended[speech_id]
+
+    def reason(self, speech_id: str) -> str:
+        """How a speech ended, in a word: "stop", "length" or the code of its error; empty if nothing is known of it."""
+        ended = self._ended.get(speech_id, {})
+        return str((ended.get("error") or {}).get("code") or ended.get("finish_reason", ""))
 
     def keep(self, speech_id: str, label: str, outcome: dict[str, Any]) -> None:
         self.counts[label] += 1
@@ -71,9 +79,23 @@ class Entry:
     outcomes: Outcomes
     speech_id: str
     caller: Caller
+    listened: bool = False
     speech: Speech | None = None
     output: OutputStream | None = None
     codes: list[Int32] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+    first_audio_s: float = 0.0
+    last_chunk: float = 0.0
+
+    def take(self, codes: Int32) -> None:
+        """The next chunk is there."""
+        now = time.perf_counter()
+        if not self.codes:
+            self.first_audio_s = now - self.began
+        elif self.listened:
+            self.outcomes.metrics.gap_s.observe(now - self.last_chunk)
+        self.last_chunk = now
+        self.codes.append(codes)
 
     def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Has the signature of an `__exit__`. What was refused before it began is not kept."""
@@ -100,6 +122,9 @@ class Entry:
                 "error": told,
             },
         )
+        duration_s = 0.0 if self.output is None else self.output.duration_s
+        ended = told["code"] if told else reason
+        self.outcomes.metrics.ended(ended, outcome, duration_s, self.listened, self.first_audio_s)
 
 
 def usage_of(speech: Speech, num_frames: int) -> dict[str, Any]:

@@ -48,13 +48,13 @@ class Rendition:
         """Waits for the first bytes, so that everything that goes wrong before them is raised here. They are never empty."""
         began = time.perf_counter()
         async with AsyncExitStack() as closing:
-            entry = outcomes.begin(order.request.request_id, caller)
+            entry = outcomes.begin(order.request.request_id, caller, listened=order.request.streaming)
             closing.push(entry.end)
             speech = entry.speech = await caller.unless_gone(starting)
             closing.push_async_callback(speech.aclose)
             output = entry.output = OutputStream(order.output, speech.sample_rate)
             closing.callback(output.close)
-            audio = _audio(speech, output, caller, entry.codes)
+            audio = _audio(speech, output, caller, entry.take)
             closing.push_async_callback(audio.aclose)
             rendition = cls(order, speech, output, audio, entry.codes)
             rendition._first = await anext(audio)
@@ -103,10 +103,12 @@ class Rendition:
         }
 
 
-async def _audio(speech: Speech, output: OutputStream, caller: Caller, codes: list[Int32]) -> AsyncGenerator[bytes, None]:
+async def _audio(
+    speech: Speech, output: OutputStream, caller: Caller, take: Callable[[Int32], None]
+) -> AsyncGenerator[bytes, None]:
     """The bytes of the output, none of the pieces empty. There is at least one."""
     while (chunk := await caller.unless_gone(_next_chunk(speech))) is not None:
-        codes.append(chunk.codes)
+        take(chunk.codes)
         if data := await _encoded(output, output.write, chunk.pcm):
             yield data
     last = await _encoded(output, output.finish)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duetts.config import (
+    EMBEDDED,
     AccessConfig,
     EngineConfig,
     Limits,
@@ -25,7 +26,6 @@ from duetts.config import (
 from duetts.errors import ConfigError
 from duetts.settings.table import BY_NAME, OTHER_VARIABLES, SECTIONS, SETTINGS, Setting
 
-EMBEDDED = "duetts-mini"
 DEFAULT = "default"
 SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
