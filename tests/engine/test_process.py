@@ -25,6 +25,7 @@ from .test_remote_link import collect, until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENGINE = EngineConfig(device="cpu", cpu_threads=1, max_num_seqs=4, max_queue=4, max_model_len=1024)
+LONG = 50  # frames
 CONFIG = ProcessConfig(engines=2, silence_s=3.0, stuck_s=20.0)
 RNG = np.random.default_rng(5)
 PROMPTS: list[Int32] = [
@@ -52,7 +53,7 @@ def alone(endless_folder: Path) -> dict[int, bytes]:
     async def speak() -> dict[int, bytes]:
         speaker = start_speaker(endless_folder, ENGINE)
         try:
-            found = {item.seed: (await collect(speaker, item))[0] for item in work(8, frames=90)}
+            found = {item.seed: (await collect(speaker, item))[0] for item in work(8, frames=LONG)}
             return {**found, -1: (await speaker.encode_reference(WAVE)).tobytes()}
         finally:
             await speaker.close()
@@ -115,7 +116,7 @@ async def test_a_prompt_out_of_range_never_reaches_the_model(remote: RemoteSpeak
 
 async def test_a_line_that_is_full_everywhere_is_told_with_a_time(remote: RemoteSpeaker) -> None:
     await idle(remote)
-    running = [asyncio.ensure_future(collect(remote, replace(item, voice_key="anna"))) for item in work(16, frames=25)]
+    running = [asyncio.ensure_future(collect(remote, replace(item, voice_key="anna"))) for item in work(16, frames=15)]
     await until(lambda: [engine["calls"] for engine in remote.stats()["engines"]] == [8, 8])  # one voice fills both engines
     with pytest.raises(Overloaded) as refusal:
         await collect(remote, work(1)[0])
@@ -127,10 +128,10 @@ async def test_a_line_that_is_full_everywhere_is_told_with_a_time(remote: Remote
 async def test_kill_in_mid_stream_costs_the_others_nothing(remote: RemoteSpeaker, alone: dict[int, bytes]) -> None:
     """Its streams end within a second and visibly, the others' bytes are those of their solo runs, it comes back by itself."""
     await idle(remote)
-    items = work(8, frames=90)
+    items = work(8, frames=LONG)
     running = [asyncio.ensure_future(collect(remote, replace(item, voice_key=""))) for item in items]
     await until(lambda: all(engine["frames"] > 0 and engine["calls"] == 4 for engine in remote.stats()["engines"]))
-    await until(lambda: remote.stats()["engines"][0]["owed_frames"] < 4 * 85)
+    await until(lambda: remote.stats()["engines"][0]["owed_frames"] < 4 * (LONG - 4))
     engine = remote.stats()["engines"][0]
     os.kill(engine["pid"], signal.SIGKILL)
     killed = time.monotonic()
@@ -144,7 +145,7 @@ async def test_kill_in_mid_stream_costs_the_others_nothing(remote: RemoteSpeaker
         assert alone[item.seed].startswith(pcm)
         if task in lost:
             assert isinstance(outcome.error, EngineFailure)
-            assert outcome.num_frames < 90
+            assert outcome.num_frames < LONG
         else:
             assert (outcome.reason, pcm) == ("length", alone[item.seed])
     assert len(lost) == 4
@@ -154,13 +155,13 @@ async def test_kill_in_mid_stream_costs_the_others_nothing(remote: RemoteSpeaker
     assert (remote.stats()["engines"][0]["starts"], remote.stats()["engines"][1]["starts"]) == (2, 1)
     again = await asyncio.gather(*(collect(remote, replace(item, voice_key="")) for item in items))
     assert [pcm for pcm, _ in again] == [alone[item.seed] for item in items]
-    assert min(engine["frames"] for engine in remote.stats()["engines"]) > 90
+    assert min(engine["frames"] for engine in remote.stats()["engines"]) > LONG
 
 
 @pytest.mark.slow
 async def test_sigterm_finishes_what_runs(remote: RemoteSpeaker, alone: dict[int, bytes]) -> None:
     await idle(remote)
-    items = work(4, frames=60)
+    items = work(4, frames=LONG)
     running = [asyncio.ensure_future(collect(remote, replace(item, voice_key=""))) for item in items]
     await until(lambda: remote.stats()["open"] == 4)
     starts = remote.stats()["engines"][1]["starts"]
@@ -206,8 +207,8 @@ async def test_nothing_is_left_after_a_minute_of_chance(remote: RemoteSpeaker, a
     async def caller(seed: int) -> None:
         own = np.random.default_rng(seed)
         while time.monotonic() < end:
-            item = work(8, frames=int(own.integers(2, 90)))[own.integers(8)]
-            pcm, leave_at = b"", own.integers(1, 200)
+            item = work(8, frames=int(own.integers(2, LONG)))[own.integers(8)]
+            pcm, leave_at = b"", own.integers(1, 2 * LONG)
             try:
                 if own.random() < 0.1:
                     assert (await remote.encode_reference(WAVE)).tobytes() == alone[-1]

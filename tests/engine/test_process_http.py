@@ -19,6 +19,8 @@ from .test_remote import gone
 
 LONG = {"input": "A long one.", "response_format": "pcm", "stream_format": "audio", "seed": 1, "temperature": 0.9}
 
+FRAMES = 100  # long enough to be killed in the middle
+
 
 class Served:
     """A server process and a client."""
@@ -106,11 +108,11 @@ def test_an_engine_dies_and_later_the_server_is_stopped(served: Served) -> None:
     assert not loads_torch(served.process.pid)
     assert all(loads_torch(pid) for pid in engines)
 
-    whole, error = served.stream(200)
-    assert (len(whole), error) == (200 * 4096, None)
+    whole, error = served.stream(FRAMES)
+    assert (len(whole), error) == (FRAMES * 4096, None)
     with ThreadPoolExecutor(4) as pool:
         began = [threading.Event() for _ in range(4)]
-        streams = [pool.submit(served.stream, 200, event) for event in began]
+        streams = [pool.submit(served.stream, FRAMES, event) for event in began]
         assert all(event.wait(30) for event in began)
         os.kill(engines[0], signal.SIGKILL)
         done = [stream.result() for stream in streams]
@@ -126,7 +128,7 @@ def test_an_engine_dies_and_later_the_server_is_stopped(served: Served) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         event = threading.Event()
-        last = pool.submit(served.stream, 200, event)
+        last = pool.submit(served.stream, FRAMES, event)
         assert event.wait(30)
         served.process.send_signal(signal.SIGTERM)
         served.wait("/ready", 503, 5)
