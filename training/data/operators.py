@@ -18,7 +18,7 @@ from torch import Tensor, nn
 # Of a bin that ought to be empty, onnxruntime's STFT leaves this much, at these angles (rounding, the same in every frame).
 # The graph turns it into an input of full size, so the voice depends on it.
 EMPTY = 8e-8
-EMPTY_ANGLES = (3.1416, 0.0, 2.4904, -2.1254, 0.7935, -2.1292, 0.1730, 2.9268, -1.3449, 2.7360, -1.5468)
+EMPTY_ANGLES = (3.14, 0.0, 2.4904, -2.1254, 0.7935, -2.1292, 0.1730, 2.9268, -1.3449, 2.7360, -1.5468)
 DTYPES: dict[int, tuple[Any, torch.dtype]] = {  # ONNX number -> numpy's and torch's type
     1: (np.float32, torch.float32),
     6: (np.int32, torch.int32),
