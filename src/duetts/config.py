@@ -153,7 +153,9 @@ class Limits:
     """What a request may cost before anything is computed for it, and what of references is kept.
 
     `reference_queue` clips may wait to be decoded. Codes of references are kept up to `reference_cache_bytes` in memory and
-    `reference_disk_bytes` in the cache folder; 0 keeps none there.
+    `reference_disk_bytes` in the cache folder; 0 keeps none there. A socket is closed if its first message does not come
+    within `socket_first_s`, and when nothing has happened on it for `socket_idle_s`; one of Fish Audio's protocol, whose clients
+    keep sockets for later, after `live_idle_s`.
     """
 
     max_body_bytes: int = 16 * MIB
@@ -168,11 +170,15 @@ class Limits:
     reference_disk_bytes: int = 256 * MIB
     max_new_tokens: int = 2048
     batch_items: int = 32
+    socket_first_s: float = 10.0
+    socket_idle_s: float = 30.0
+    live_idle_s: float = 600.0
 
     def __post_init__(self) -> None:
         _at_least(1024, max_body_bytes=self.max_body_bytes, reference_bytes=self.reference_bytes)
         _at_least(1, max_input_chars=self.max_input_chars, max_references=self.max_references)
         _at_least(1, max_new_tokens=self.max_new_tokens, reference_queue=self.reference_queue, batch_items=self.batch_items)
+        _at_least(0.01, socket_first_s=self.socket_first_s, socket_idle_s=self.socket_idle_s, live_idle_s=self.live_idle_s)
         _at_least(0, reference_cache_bytes=self.reference_cache_bytes, reference_disk_bytes=self.reference_disk_bytes)
         _require(
             0 < self.reference_min_s <= self.reference_max_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ import numpy as np
 from duetts.audio.decode import decode_audio
 from duetts.config import Limits, VoicesConfig
 from duetts.errors import DuettsError, EngineFailure, InvalidRequest, Overloaded
-from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Speech, SpeechRequest, Timings
+from duetts.service import Arriving
+from duetts.text.arrival import ArrivingText
+from duetts.types import Chunk, Float32, Granularity, Int32, Outcome, Said, SpeakerInfo, Speech, SpeechRequest, Timings
 from duetts.voices.consents import ConsentStore
 from duetts.voices.library import SpokenClip, SpokenVoice, VoiceLibrary
 from duetts.voices.reference import ReferenceCodes
@@ -74,6 +77,9 @@ class SineService:
     def stats(self) -> dict[str, Any]:
         return {"alive": self.knobs.alive}
 
+    def arriving(self, granularity: Granularity, most: int) -> Arriving:
+        return ArrivingText(granularity, most)
+
     async def encode(self, wave: Float32) -> Int32:
         """Codes that tell the length and the level."""
         self.encoded += 1
@@ -111,6 +117,8 @@ class SineService:
             voice, hit = (spoken.name, spoken.hit) if spoken else ("none", None)
         self.seeds += 1
         seed = self.seeds if request.seed is None else request.seed
+        if request.continues is not None:
+            seed = request.continues.seed
         return Speech(
             self._take_place(seed, request.text, knobs), request_id=request.request_id, seed=seed, input_tokens=7,
             sample_rate=RATE, voice=voice, reference_hit=hit,
@@ -144,7 +152,8 @@ class SineService:
             ended = True
             error = knobs.error if isinstance(knobs.error, DuettsError) and knobs.error_at >= knobs.num_chunks else None
             timings = Timings(0.001, 0.002, 0.003, 0.004)
-            yield Outcome("failed" if error else "stop", knobs.num_chunks, 7, timings, error)
+            said = Said(text, np.zeros((10, knobs.num_chunks), np.int32), seed + 1, 0, time.monotonic())
+            yield Outcome("failed" if error else "stop", knobs.num_chunks, 7, timings, error, said=said)
         finally:
             if not ended:
                 self.aborted.set()

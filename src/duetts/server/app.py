@@ -142,9 +142,15 @@ class Entrance:
         scope["state"] = {**scope.get("state", {}), "speech_id": speech_id, "request_id": request_id}
         door.set(door_of(route_path(scope)))
         if scope["type"] == "websocket":
-            await self._app(scope, receive, send)
+            await self._converse(speech_id, scope, receive, send)
         else:
             await self._answer(speech_id, scope, receive, Sending(request_id, send))
+
+    async def _converse(self, speech_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:  # the socket is closed by now, with a code that tells of it
+            _log_failure(speech_id, error)
 
     async def _answer(self, speech_id: str, scope: Scope, receive: Receive, sending: Sending) -> None:
         began = time.perf_counter()

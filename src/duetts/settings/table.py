@@ -222,6 +222,9 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("reference_queue", "limits.reference_queue", "Clips that may wait to be decoded.", quiet=True),
         Setting("reference_cache_bytes", "limits.reference_cache_bytes", "Bytes of encoded clips in memory; 0 keeps none."),
         Setting("reference_disk_bytes", "limits.reference_disk_bytes", "Bytes of encoded clips on disk; 0 keeps none."),
+        Setting("socket_first", "limits.socket_first_s", "Seconds until the first message of a socket.", quiet=True),
+        Setting("socket_idle", "limits.socket_idle_s", "Seconds until an idle socket is closed."),
+        Setting("live_idle", "limits.live_idle_s", "The same for Fish Audio's sockets, which clients keep for later."),
     ),
     *_listed(
         "voices",
