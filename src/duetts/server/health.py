@@ -15,12 +15,12 @@ from contextlib import aclosing
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from duetts.config import ServerConfig
 from duetts.errors import DuettsError, EmptyGeneration, EngineFailure, NotReady, Overloaded
-from duetts.server.metrics import Metrics
+from duetts.server.metrics import CONTENT_TYPE, Metrics
 from duetts.service import SpeechService
 from duetts.types import SpeechRequest
 
@@ -178,11 +178,10 @@ def health_router(health: Health, metrics: Metrics, config: ServerConfig) -> API
         return describe(health.service, config) | libraries
 
     @router.get("/metrics", response_class=Response)
-    async def numbers(request: Request) -> Response:
+    async def numbers() -> Response:
         """Numbers for Prometheus."""
         metrics.ready.set(not health.busy())
-        body, content_type = metrics.written(request.headers.get("accept", ""))
-        return Response(body, 200, {"Content-Type": content_type})
+        return Response(metrics.written(), 200, {"Content-Type": CONTENT_TYPE})
 
     return router
 
