@@ -18,6 +18,7 @@ from duetts.errors import (
     NotReady,
     Overloaded,
 )
+from duetts.server import app
 from tests.server.conftest import Door, error_of
 from tests.server.sine import FRAME, Knobs
 
@@ -127,6 +128,20 @@ def test_a_client_that_reads_nothing_and_leaves_frees_the_engine(door: Door) -> 
     assert not door.service.aborted.is_set()
     connection.close()
     assert door.service.aborted.wait(0.25)
+
+
+@pytest.mark.parametrize("fields", [{"stream_format": "audio"}, {"stream": True}], ids=["chunked", "events"])
+def test_a_client_that_reads_nothing_is_not_waited_for(
+    door: Door, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(app, "STALL_S", 0.3)
+    door.service.knobs = Knobs(num_chunks=10**6)
+    before = door.outcomes.counts["client_disconnect"]
+    with open_request(door, **fields):
+        assert door.service.aborted.wait(5)
+    assert door.outcomes.counts["client_disconnect"] == before + 1
+    door.service.reset()
+    assert door.speak().status_code == 200
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body(door: Door) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -37,6 +38,7 @@ from duetts.service import SpeechService
 VERSION = version("duetts")
 CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_LEFT = 499  # counted where nothing could be sent
+STALL_S = 60.0  # that a part of an answer may take to leave; whoever reads nothing for so long has left
 
 log = logging.getLogger("duetts.server")
 requests_log = logging.getLogger("duetts.requests")
@@ -117,7 +119,11 @@ class Sending:
             MutableHeaders(scope=message)["X-Request-Id"] = self.request_id
         elif message["type"] == "http.response.body":
             self.ended = not message.get("more_body", False)
-        await self.send(message)
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self.send(message)
+        except TimeoutError:
+            raise CallerLeft("the client reads nothing") from None
 
 
 class Entrance:

@@ -30,6 +30,7 @@ from duetts.service import SpeechService
 from duetts.types import Outcome, Speech
 
 MAX_LISTED = 64  # pieces in a header
+WRITE_BYTES = 256 << 10  # at once, so that a slow reader can be told from one that has stopped
 
 
 def speech_router(service: SpeechService, config: ServerConfig, outcomes: Outcomes) -> APIRouter:
@@ -84,7 +85,7 @@ async def answer(service: SpeechService, order: SpeechOrder, receive: Receive, o
 
 
 class Stream(Response):
-    """A chunked body, one write a piece. The terminating chunk is only sent when the pieces ended well."""
+    """A chunked body, one write a piece unless it is large. The terminating chunk is only sent when the pieces ended well."""
 
     def __init__(self, headers: dict[str, str], pieces: AsyncIterable[bytes], closing: AsyncExitStack) -> None:
         super().__init__(None, 200, headers)
@@ -95,7 +96,9 @@ class Stream(Response):
         async with self._closing:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for data in self._pieces:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                for start in range(0, len(data), WRITE_BYTES):
+                    part = data[start : start + WRITE_BYTES]
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
