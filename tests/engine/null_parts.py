@@ -275,6 +275,9 @@ class Ear:
         self.pcm += item.pcm
         self.sizes.append(item.num_frames)
 
+    def wake(self) -> None:
+        pass
+
     @property
     def error(self) -> DuettsError | None:
         return self.outcome.error if self.outcome is not None else None

@@ -23,6 +23,9 @@ class Ear:
     def put(self, item: Chunk) -> None:
         self.heard += item.codes[0].tolist()
 
+    def wake(self) -> None:
+        pass
+
 
 class Vocoder:
     quantum: int | None = None

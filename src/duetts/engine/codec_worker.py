@@ -17,12 +17,14 @@ import numpy as np
 
 from duetts.engine.pace import Pace
 from duetts.engine.parts import Vocoder
-from duetts.engine.playout import COMFORT_S, ChunkPolicy
+from duetts.engine.playout import COMFORT_S, NEED_S, ChunkPolicy
 from duetts.engine.sequence import Sequence
 from duetts.errors import EngineFailure
 from duetts.types import Chunk, Int32
 
-MAX_STREAMS = 64  # decoded in one call
+MAX_STREAMS = 256  # decoded in one call
+MAX_CALLS = 3  # in one step: chunks of different sizes cannot share a call
+WORTH = 64  # frames that make one more call worth its start
 LOOK_S = 0.02  # how often a listener's shrinking buffer is looked at while no frame comes
 
 log = logging.getLogger(__name__)
@@ -49,13 +51,13 @@ class _Stream:
         self.shown = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
-    """One stream's share of a call: codes [codebooks, frames], of which the first `start` frames were handed over before."""
+    """One stream's share of a call: frames [codebooks], of which the first `start` were handed over before."""
 
     sequence: Sequence
     slot: int
-    codes: Int32
+    frames: list[Int32]
     start: int
     keep: bool
     fresh: bool
@@ -175,7 +177,7 @@ class CodecWorker:
     # -- one step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Tells who has ended, and decodes once for those who need it most. False if there was nothing to do."""
+        """Tells who has ended, and decodes for those who need it most. False if there was nothing to do."""
         now = self._clock()
         with self._changed:
             self._news = False
@@ -183,11 +185,15 @@ class CodecWorker:
             ended = self._pop_ended()
         for sequence in ended:
             self._on_end(sequence)
-        with self._changed:
-            parts = self._choose(now)
-        if parts:
+        calls = 0
+        while calls < MAX_CALLS:
+            with self._changed:
+                parts = self._choose(self._clock(), again=calls > 0)
+            if not parts:
+                break
             self._decode(parts)
-        return bool(ended or parts)
+            calls += 1
+        return bool(ended or calls)
 
     def _drop_lost(self, now: float) -> None:
         """Drops frames that nobody waits for any more."""
@@ -207,40 +213,47 @@ class CodecWorker:
                 self._free.append(stream.slot)
         return [stream.sequence for stream in done]
 
-    def _choose(self, now: float) -> list[_Part]:
-        """What the next call decodes."""
-        sizes = [(stream, self._due(stream, now)) for stream in self._streams.values()]
+    def _choose(self, now: float, *, again: bool) -> list[_Part]:
+        """What the next call decodes: the stream that needs it most and all with chunks of about its size, so that nobody's
+        chunks become small because somebody else's are. `again`: only if somebody needs it, or if it is much."""
+        sizes = [(stream, self._due(stream, now)) for stream in self._streams.values() if stream.waiting]
         due = [(self._urgency(stream, now), size, stream) for stream, size in sizes if size]
-        if not due:
-            return []
         due.sort(key=itemgetter(0))
-        frames = due[0][1]
         if self._vocoder.quantum is not None:
-            return [self._cut(due[0][2], frames)]
-        chosen: list[_Stream] = []
-        entering = 0
-        for _, size, stream in due:
-            enters = stream.slot is None
-            if size < frames or (enters and entering == len(self._free)):
-                continue
-            chosen.append(stream)
-            entering += enters
-            if len(chosen) == MAX_STREAMS:
-                break
-        return [self._cut(stream, frames) for stream in chosen]
+            return [self._cut(due[0][2], due[0][1])] if due and not again else []
+        while due:
+            buffer_s, frames, _ = due[0]
+            alike = [stream for _, size, stream in due if frames <= size < 2 * frames]
+            if not again or buffer_s < NEED_S or frames * len(alike) >= WORTH:
+                return [self._cut(stream, frames) for stream in self._seated(alike)]
+            due = [each for each in due if not frames <= each[1] < 2 * frames]
+        return []
+
+    def _seated(self, streams: list[_Stream]) -> list[_Stream]:
+        """The first of these, as many as a call and the slots can take."""
+        seated: list[_Stream] = []
+        free = len(self._free)
+        for stream in streams:
+            if stream.slot is None:
+                if not free:
+                    continue
+                free -= 1
+            seated.append(stream)
+        return seated[:MAX_STREAMS]
 
     def _due(self, stream: _Stream, now: float) -> int:
-        """How many frames of a stream should be decoded now."""
-        if not stream.waiting or (stream.slot is None and not self._free):
+        """How many frames of a stream that has some should be decoded now."""
+        waiting = stream.waiting
+        if stream.slot is None and not self._free:
             return 0
         size, quantum = self._policy.largest, self._vocoder.quantum
         if stream.sequence.streaming:
             size = self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
         if quantum is not None:
             size = min(size, quantum - stream.shown) if stream.sequence.streaming else quantum - stream.shown
-        if stream.waiting < size and not stream.ended:
+        if waiting < size and not stream.ended:
             return 0
-        return min(size, stream.waiting)
+        return min(size, waiting)
 
     def _urgency(self, stream: _Stream, now: float) -> float:
         """Seconds until the listener waits. Nobody listens to a complete answer, but it cannot wait for ever."""
@@ -256,14 +269,14 @@ class CodecWorker:
         if stream.slot is None:
             stream.slot = self._free.pop()
         start, stop = stream.shown, stream.shown + frames
-        codes = np.stack(stream.frames[:stop], axis=1)
+        taken = stream.frames[:stop]
         keep = self._vocoder.quantum in (None, stop)
         fresh = not stream.last
         stream.last, stream.served = frames, self._clock()
         if keep:
             del stream.frames[:stop]
         stream.shown = 0 if keep else stop
-        return _Part(stream.sequence, stream.slot, codes, start, keep, fresh)
+        return _Part(stream.sequence, stream.slot, taken, start, keep, fresh)
 
     def _decode(self, parts: list[_Part]) -> None:
         began = self._clock()
@@ -271,29 +284,35 @@ class CodecWorker:
             for part in parts:
                 if part.fresh:
                     self._vocoder.reset(part.slot)
-            length = self._vocoder.quantum or parts[0].codes.shape[1]
-            codes = np.zeros((len(parts), parts[0].codes.shape[0], length), np.int32)
-            for row, part in enumerate(parts):
-                codes[row, :, : part.codes.shape[1]] = part.codes
+            codes = self._pack(parts)
             sounds = self._vocoder.decode([part.slot for part in parts], codes, keep=parts[0].keep)
         except Exception as error:  # the streams of this call are lost, the worker goes on
             for part in parts:
                 part.sequence.fail(error)
             return
         now = self._clock()
-        self._pace.saw_codec(sum(part.codes.shape[1] - part.start for part in parts), now - began)
-        for part, sound in zip(parts, sounds, strict=True):
+        self._pace.saw_codec(sum(len(part.frames) - part.start for part in parts), now - began)
+        for part, sound, stream_codes in zip(parts, sounds, codes, strict=True):
             if sound is None:
                 part.sequence.fail(EngineFailure("the codec made samples that are not finite"))
                 continue
-            frame_bytes = len(sound) // length
-            self._hand_over(part, sound[part.start * frame_bytes : part.codes.shape[1] * frame_bytes], now)
+            new, frame_bytes = slice(part.start, len(part.frames)), len(sound) // codes.shape[2]
+            pcm = sound[new.start * frame_bytes : new.stop * frame_bytes]
+            self._hand_over(part.sequence, Chunk(pcm, stream_codes[:, new].copy()), now)
+        for part in parts:
+            part.sequence.channel.wake()
 
-    def _hand_over(self, part: _Part, pcm: bytes, now: float) -> None:
-        sequence, codes = part.sequence, part.codes[:, part.start :]
+    def _pack(self, parts: list[_Part]) -> Int32:
+        """Codes [streams, codebooks, frames], the same number of each, filled up to the quantum with zeros."""
+        frames = np.concatenate([frame for part in parts for frame in part.frames])
+        codes = frames.reshape(len(parts), len(parts[0].frames), -1).transpose(0, 2, 1)
+        missing = (self._vocoder.quantum or codes.shape[2]) - codes.shape[2]
+        return np.ascontiguousarray(np.pad(codes, ((0, 0), (0, 0), (0, missing))) if missing else codes)
+
+    def _hand_over(self, sequence: Sequence, chunk: Chunk, now: float) -> None:
         if sequence.finished not in (None, "stop", "length"):
             return
         if sequence.first_audio_at is None:
             sequence.first_audio_at = now
-        sequence.playout.hand_over(codes.shape[1], now)
-        sequence.channel.put(Chunk(pcm, codes))
+        sequence.playout.hand_over(chunk.num_frames, now)
+        sequence.channel.put(chunk)

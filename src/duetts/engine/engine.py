@@ -286,21 +286,23 @@ class Engine:
         now = self._clock()
         frames: list[tuple[Sequence, Int32]] = []
         ended: list[tuple[Sequence, FinishReason]] = []
-        for sequence, run, column in zip(flight.rows, flight.runs, columns, strict=True):
+        tokens = columns[:, 0].tolist()
+        for sequence, run, token, column in zip(flight.rows, flight.runs, tokens, columns, strict=True):
             if sequence.finished is not None or sequence.run != run:
                 continue  # one frame too many, or one that will be drawn again
             if sequence.read_at is None:
                 sequence.read_at = now
-            if column[0] == UNSOUND:
+            if token == UNSOUND:
                 sequence.fail(EngineFailure("the model's numbers are not finite"))
-            elif column[0] == self._parts.end_id:
+            elif token == self._parts.end_id:
                 ended.append((sequence, "stop"))
             elif sequence.settled < sequence.num_frames:
                 assert np.array_equal(sequence.frames[sequence.settled], column), "a frame computed anew is not the same"
                 sequence.settled += 1
             else:
-                sequence.keep(column)
-                frames.append((sequence, column[1:]))
+                own = column.copy()  # the step's columns must not live as long as any of its rows
+                sequence.keep(own)
+                frames.append((sequence, own[1:]))
                 if sequence.is_over:
                     ended.append((sequence, "length"))
         self._frames += len(frames)
@@ -324,3 +326,4 @@ class Engine:
             self._seconds_per_request += 0.1 * (outcome.timings.total_s - self._seconds_per_request)
             self._wake.notify()
         sequence.channel.put(outcome)
+        sequence.channel.wake()

@@ -20,7 +20,7 @@ from duetts.engine.playout import ChunkPolicy
 from duetts.engine.reference_encoder import EncoderThread, ReferenceEncoder
 from duetts.engine.runner import Runner
 from duetts.engine.scheduler import Room
-from duetts.engine.stream import Channel
+from duetts.engine.stream import Channel, Post
 from duetts.engine.vocoder import CodecVocoder
 from duetts.errors import ConfigError, NotEnoughMemory
 from duetts.model_config import CodecConfig, ModelConfig
@@ -37,10 +37,11 @@ class InProcessSpeaker:
     def __init__(self, engine: Engine, info: SpeakerInfo) -> None:
         self._engine = engine
         self.info = info
+        self._post: Post | None = None
 
     async def speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
         """Chunks, then one outcome. Closing the generator early cancels the utterance."""
-        channel = Channel()
+        channel = Channel(self._post_here())
         sequence = self._engine.submit(utterance, channel)
         try:
             while True:
@@ -50,6 +51,12 @@ class InProcessSpeaker:
                     return
         finally:
             self._engine.cancel(sequence)
+
+    def _post_here(self) -> Post:
+        """The post of the running loop; there is hardly ever more than one."""
+        if self._post is None or self._post.loop is not asyncio.get_running_loop():
+            self._post = Post()
+        return self._post
 
     async def encode_reference(self, wave: Float32) -> Int32:
         """Mono float32 [samples] at the codec rate -> codes int32 [codebooks, frames].
