@@ -23,6 +23,7 @@ from duetts.config import LogConfig, ServerConfig
 from duetts.errors import CallerLeft, DuettsError, NotReady
 from duetts.server.auth import Guard, cors_options
 from duetts.server.batch import batch_router
+from duetts.server.bodies import Bodies
 from duetts.server.errors import error_kind, error_object, error_response, route_path
 from duetts.server.fish import fish_router
 from duetts.server.fish_live import fish_live_router
@@ -85,6 +86,7 @@ def create_waiting_app(config: ServerConfig, metrics: Metrics, health: Health) -
 def _enclose(app: FastAPI, config: ServerConfig, outcomes: Outcomes, metrics: Metrics) -> None:
     """What every request passes through. The last is the outermost: answers to errors get the headers for scripts, and
     preflights come before keys."""
+    app.add_middleware(Bodies, max_body_bytes=config.limits.max_body_bytes)
     app.add_middleware(Guard, access=config.access)
     app.add_middleware(Entrance, outcomes=outcomes, metrics=metrics, logs=config.logs)
     if config.access.cors_origins:

@@ -77,6 +77,7 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
 HTTP_STATUSES = {
     404: ErrorKind(404, "not_found_error", "route_not_found", "there is no such path"),
     405: ErrorKind(405, "invalid_request_error", "method_not_allowed", "this path does not take this method"),
+    408: ErrorKind(408, "invalid_request_error", "request_timeout"),
     413: ErrorKind(413, "invalid_request_error", "payload_too_large"),
     415: ErrorKind(415, "invalid_request_error", "unsupported_media_type"),
 }
