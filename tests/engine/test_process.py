@@ -17,7 +17,7 @@ from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine.inprocess import start_speaker
 from duetts.engine.process import place
 from duetts.engine.remote import RemoteSpeaker
-from duetts.errors import CheckpointError, ConfigError, EngineFailure, Overloaded, WireError
+from duetts.errors import CheckpointError, ConfigError, EngineFailure, NotReady, Overloaded, WireError
 from duetts.types import Chunk, Int32, Outcome, Sampling, Utterance
 
 from .test_remote_link import collect, until
@@ -225,7 +225,7 @@ async def test_nothing_is_left_after_a_minute_of_chance(remote: RemoteSpeaker, a
                             note("left")
                             break
                 assert alone[item.seed].startswith(pcm)
-            except (EngineFailure, Overloaded) as error:
+            except (EngineFailure, NotReady, Overloaded) as error:
                 note(type(error).__name__)
                 await asyncio.sleep(0.1)
 
