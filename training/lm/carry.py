@@ -33,7 +33,7 @@ def gather(options: argparse.Namespace) -> None:
     shutil.copy(options.lines, out / "lines.txt.xz")
     tensors = load_file(options.stage1 / "codec.safetensors")
     save_file({k: v for k, v in tensors.items() if not k.startswith(SOUND_ONLY)}, out / "codec" / "codec.safetensors")
-    gather_codes(list(options.stage1.glob("codes-*.safetensors")), out / "codes", BLENDS)
+    gather_codes(list(options.stage1.glob("codes-*.safetensors")), out / "codes", options.kinds)
     if options.weights is not None:
         (out / "weights").mkdir()
         for path in (*options.weights.glob("model*"), options.weights / PROGRESS):
@@ -46,6 +46,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="made anew")
     parser.add_argument("--wheels", type=Path, default=Path(".whl"))
     parser.add_argument("--lines", type=Path, default=Path(".carry/lines.txt.xz"))
+    parser.add_argument(
+        "--kinds", nargs="+", default=BLENDS, help="whose codes travel; held-blend if blends are made again"
+    )
     parser.add_argument("--weights", type=Path, help="a run's export, to go on from")
     options = parser.parse_args()
     gather(options)
