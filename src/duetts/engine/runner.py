@@ -46,7 +46,8 @@ class Runner:
         self._sampling = SamplingRows.of([Sampling()] * (slots + 1), [0] * (slots + 1), device)
         self._tables = torch.full((slots + 1, pages_for(max_model_len)), pages, dtype=torch.int64, device=device)
         self._table_pages = [0] * slots  # how many entries of a slot's table are right
-        self._occupant: list[tuple[Sequence, int] | None] = [None] * slots  # whose state a slot holds, and of which run
+        # Whose state a slot holds, by arrival, and of which run. Not the sequence: what it has said must not outlive it here.
+        self._occupant: list[tuple[int, int] | None] = [None] * slots
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, block: Block) -> None:
@@ -97,9 +98,9 @@ class Runner:
         slot = sequence.slot
         assert slot is not None, "a row without a slot"
         assert sequence.is_read, "a row whose prompt is not read"
-        if self._occupant[slot] != (sequence, sequence.run):
+        if self._occupant[slot] != (sequence.arrival, sequence.run):
             self._enter(sequence, slot)
-            self._occupant[slot] = (sequence, sequence.run)
+            self._occupant[slot] = (sequence.arrival, sequence.run)
             self._table_pages[slot] = 0
         known = self._table_pages[slot]
         if not self._fixed and known < len(sequence.pages):
@@ -128,7 +129,7 @@ def _copied(columns: Tensor) -> Result:
 
     def wait() -> Int32:
         arrived.synchronize()
-        found: Int32 = host.numpy()
+        found: Int32 = host.numpy().copy()  # pinned memory is for the next step
         return found
 
     return wait
