@@ -67,3 +67,35 @@ def test_every_frame_is_decoded_once_and_in_order(streams: int, slots: int, stre
     assert [ended[each] for each, _ in pairs] == [1] * streams
     assert max(vocoder.calls) <= min(MAX_STREAMS, slots)
     assert worker.idle
+
+
+def push(worker: CodecWorker, each: Sequence, frames: int) -> None:
+    for frame in range(each.playout.handed, each.playout.handed + frames):
+        worker.push([(each, np.array([frame], np.int32))])
+
+
+def test_small_chunks_of_one_listener_do_not_make_those_of_others_small() -> None:
+    vocoder, now = Vocoder(200), 0.0
+    worker = CodecWorker(vocoder, ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: now)
+    complete, ear = zip(*(sequence(number, streaming=False) for number in range(60)), strict=True)
+    listeners = [sequence(number, streaming=True)[0] for number in range(3)]
+    for each in complete:
+        push(worker, each, 8)
+    for each in listeners:
+        push(worker, each, 2)
+    assert worker.step()
+    assert vocoder.calls == [3, 60]
+    assert [one.heard for one in ear] == [list(range(8))] * 60
+
+
+def test_a_small_call_that_nobody_needs_waits_for_company() -> None:
+    vocoder, now = Vocoder(200), 0.0
+    worker = CodecWorker(vocoder, ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: now)
+    (complete, _), (listener, _) = sequence(0, streaming=False), sequence(1, streaming=True)
+    push(worker, complete, 8)
+    push(worker, listener, 2)
+    assert worker.step()
+    assert vocoder.calls == [1]
+    assert listener.playout.handed == 2
+    assert worker.step()
+    assert (vocoder.calls, complete.playout.handed) == ([1, 1], 8)

@@ -27,6 +27,15 @@ def test_nothing_is_known_before_the_first_step() -> None:
     assert pace.streams(8, FRAME_S, shared_thread=True) == float("inf")
 
 
+def test_rows_that_a_step_may_have() -> None:
+    assert Pace().rows_within(1.0, shared_thread=True) == 0
+    pace = learned(0.010, 0.002, codec_frame_s=0.003)
+    assert pace.rows_within(0.0245, shared_thread=False) == 8
+    assert pace.rows_within(0.0245, shared_thread=True) == 3
+    assert pace.rows_within(0.009, shared_thread=False) == 0
+    assert learned(0.010, 0.0).rows_within(0.02, shared_thread=False) >= 1000
+
+
 def test_a_line_over_rows_is_learned() -> None:
     pace = learned(0.010, 0.002)
     assert pace.step_s(1) == pytest.approx(0.010)

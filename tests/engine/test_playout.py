@@ -55,6 +55,12 @@ def test_first_chunks_are_small_and_within_the_largest() -> None:
     assert ChunkPolicy(8, 3).size(Playout(FRAME_S), 0, 0.01, 0.0) == 3
 
 
+def test_a_first_chunk_lasts_longer_where_frames_come_slowly() -> None:
+    sizes = [ChunkPolicy(2, 16).size(Playout(FRAME_S), 0, share * FRAME_S, 0.0) for share in (0.0, 0.1, 0.3, 0.5, 0.9, 1e9)]
+    assert sizes == [2, 2, 2, 3, 4, 4]
+    assert ChunkPolicy(2, 3).size(Playout(FRAME_S), 0, FRAME_S, 0.0) == 3
+
+
 def test_chunks_double_while_the_buffer_lasts_until_they_are_made() -> None:
     policy = ChunkPolicy(1, 16)
     sizes = [1]

@@ -10,7 +10,7 @@ import pytest
 from duetts.engine.pace import Pace
 from duetts.engine.pages import PAGE, PagePool
 from duetts.engine.playout import COMFORT_S, Playout
-from duetts.engine.scheduler import MAX_DISPLACED, NEED_S, OPENING_FRAMES, Room, Scheduler, stands_back, urgency
+from duetts.engine.scheduler import BRISK, MAX_DISPLACED, NEED_S, OPENING_FRAMES, Room, Scheduler, stands_back, urgency
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
 from duetts.types import Int32, Sampling, Utterance
@@ -446,6 +446,20 @@ def test_who_has_plenty_stands_back_only_while_somebody_is_short() -> None:
     listening(short, NEED_S - 0.01)
     listening(well, 1.0)
     assert set(bench.draw()) == {short, well, complete}
+
+
+def test_complete_answers_fill_a_step_up_as_long_as_it_stays_brisk() -> None:
+    bench = Bench(rows=4, slots=8, pages=100)
+    short, rich = (bench.add(2, 200, streaming=True) for _ in range(2))
+    complete = [bench.add(2, 200) for _ in range(4)]
+    bench.ready(short, rich, *complete)
+    for rows in (1, 2, 3, 4) * 5:
+        bench.pace.saw_step(rows, 0.09 * BRISK * FRAME_S * (1 + 3 * rows))  # three rows are brisk, four are not
+    for sequence in complete:
+        sequence.served = NOW
+    listening(rich, COMFORT_S + 0.1)
+    listening(short, NEED_S - 0.01)
+    assert bench.draw() == [short, *complete[:2]]
 
 
 @pytest.mark.parametrize(("ahead_s", "expected"), [(COMFORT_S - 0.1, False), (COMFORT_S + 0.1, True)])

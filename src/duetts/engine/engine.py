@@ -240,12 +240,14 @@ class Engine:
         while self._flights and (len(self._flights) > self._device.lag or not rows):
             self._land(self._flights.popleft())
             landed = True
-        if rows and landed and not blocks:  # else it was not a step's time
-            seconds = self._clock() - began
-            self.pace.saw_step(len(rows), seconds)
-            self._codec.made_s = seconds * max(1.0, len(self._scheduler.running) / len(rows))
+        timed = rows and landed and not blocks  # else it was not a step's time
+        if timed:
+            self.pace.saw_step(len(rows), self._clock() - began)
         if self._parts.threads is None:
             self._codec.step()
+        if timed:
+            self._codec.made_s = (self._clock() - began) * max(1.0, len(self._scheduler.running) / len(rows))
+        if self._parts.threads is None:
             self._parts.encoder.step()
 
     def _read(self, sequence: Sequence, block: Block) -> None:

@@ -44,6 +44,18 @@ class Pace:
         """Codec seconds per frame, 0 before the first call."""
         return self._codec_s / self._codec_frames if self._codec_frames else 0.0
 
+    def rows_within(self, seconds: float, *, shared_thread: bool) -> int:
+        """How many rows a step may have so that it takes no longer, with their codec's time if that comes out of the steps';
+        0 before the first step."""
+        none_s, one_s = self.step_s(0), self.step_s(1)
+        if none_s is None or one_s is None:
+            return 0
+        each_s = one_s - none_s + (self.codec_frame_s if shared_thread else 0.0)
+        left_s = seconds - none_s
+        if left_s < each_s:
+            return 0
+        return int(left_s / max(each_s, 1e-9))
+
     def streams(self, rows: int, frame_s: float, *, shared_thread: bool) -> float:
         """How many listeners can be served when a step takes at most `rows` of them: as many as are all in time, or as make
         nobody noticeably later than alone. At least one; infinite before the first step.

@@ -5,8 +5,10 @@ Plain Python, no torch. A listener is *late* only when everything handed over ha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+NEED_S = 0.25  # a stream with less than this needs the device
 COMFORT_S = 2.0  # a stream so far ahead of its listener gives way while others need the device
 SAFETY = 1.5  # a chunk may take so many times its expected time before the listener notices
 
@@ -43,7 +45,11 @@ class Playout:
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
     """How many frames are decoded at once for a listener: few at first, then up to twice as many each time while the buffer
-    lasts until they are made. Whoever does not listen yet (a complete answer) is served in chunks of `largest`."""
+    lasts until they are made. Whoever does not listen yet (a complete answer) is served in chunks of `largest`.
+
+    A first chunk has `first` frames, up to twice as many where frames come slowly: it must last until the next one, which
+    comes two steps of the device later at the earliest.
+    """
 
     first: int = 2
     largest: int = 16
@@ -51,6 +57,7 @@ class ChunkPolicy:
     def size(self, playout: Playout, last: int, frame_s: float, now: float) -> int:
         """Frames of a stream's next chunk. `last`: those of the one before, 0 at the start. `frame_s`: time to make a frame."""
         if last == 0:
-            return min(self.first, self.largest)
+            lasting = math.ceil(1 + 2 * SAFETY * min(frame_s / playout.frame_s, 1.0))
+            return min(max(self.first, lasting), 2 * self.first, self.largest)
         affordable = playout.buffer_s(now) / (SAFETY * frame_s) if frame_s > 0 else self.largest
         return max(1, int(min(2 * last, self.largest, affordable)))

@@ -12,11 +12,11 @@ from operator import itemgetter
 
 from duetts.engine.pace import Pace
 from duetts.engine.pages import PAGE, Block, PagePool, cut_blocks, pages_for
-from duetts.engine.playout import COMFORT_S
+from duetts.engine.playout import COMFORT_S, NEED_S
 from duetts.engine.sequence import Sequence
 from duetts.types import Utterance
 
-NEED_S = 0.25  # a stream with less than this needs it
+BRISK = 0.5  # of a frame's duration: with turns no longer than that every listener gains
 OPENING_FRAMES = 4  # a new stream goes first until it has so many frames
 MAX_DISPLACED = 2  # how often a complete answer may lose its place to a listener
 
@@ -38,6 +38,9 @@ def stands_back(sequence: Sequence, now: float) -> bool:
     if not sequence.streaming:
         return now - sequence.served < COMFORT_S
     return sequence.playout.ahead_s(sequence.launched, now) > COMFORT_S
+
+
+Ranked = tuple[tuple[int, float], Sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +281,7 @@ class Scheduler:
         ready.sort(key=itemgetter(0))
         first = next((key for key, sequence in ready if sequence.streaming), None)
         if self._stand_back and first is not None and first < (1, NEED_S):
-            ready = [pair for pair in ready if not stands_back(pair[1], now)]
+            ready = self._in_need(ready, now)
         chosen: dict[Sequence, None] = {}
         for _, sequence in ready:
             if len(chosen) == self.room.rows:
@@ -286,6 +289,20 @@ class Scheduler:
             if sequence in self.running and self._has_page(sequence, chosen):
                 chosen[sequence] = None
         return list(chosen)
+
+    def _in_need(self, ready: list[Ranked], now: float) -> list[Ranked]:
+        """Those who do not stand back; and complete answers in as many of the other rows as leave the turn brisk, because there
+        a row costs little more than its own computation."""
+        needing: list[Ranked] = []
+        complete: list[Ranked] = []
+        for pair in ready:
+            if not stands_back(pair[1], now):
+                needing.append(pair)
+            elif not pair[1].streaming:
+                complete.append(pair)
+        room = self.room
+        brisk = self.pace.rows_within(BRISK * room.frame_s, shared_thread=room.shared_thread)
+        return needing + complete[: max(0, brisk - len(needing))]
 
     def _has_page(self, sequence: Sequence, chosen: dict[Sequence, None]) -> bool:
         """Makes sure of the page that the next frame goes to; the youngest complete answers pay for it."""
