@@ -34,6 +34,9 @@ LengthOption = Annotated[
     int | None, typer.Option(envvar="DUETTS_MAX_MODEL_LEN", help="Positions of prompt and audio together.")
 ]
 
+# What uvicorn reports as an error after every socket that was refused as it should be.
+NO_HANDSHAKE = "ASGI callable returned without completing handshake."
+
 EXIT_FAILURE, EXIT_MODEL, EXIT_MEMORY = 1, 3, 4
 
 
@@ -134,7 +137,9 @@ def start_log(config: LogConfig) -> None:
         )
     except OSError as error:
         raise ConfigError(f"log_file {config.file} cannot be written: {error.strerror}") from None
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    protocol = logging.getLogger("uvicorn.error")
+    protocol.setLevel(logging.WARNING)
+    protocol.addFilter(lambda record: record.msg != NO_HANDSHAKE)
 
 
 @app.command(cls=SettingsCommand)

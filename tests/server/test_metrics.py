@@ -1,6 +1,7 @@
 """What /metrics tells: of every door, of how speeches end, of the engine; with few labels, and cheaply."""
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as plain
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from duetts.config import EngineConfig, Limits, LogConfig, ServerConfig
 from duetts.engine.inprocess import start_speaker
@@ -120,6 +123,39 @@ def test_requests_by_door_status_and_reason(hummed: tuple[httpx.Client, SineServ
     assert told.get("underrun_seconds_count") == 3
     assert told.get("inter_chunk_seconds_count") == 3 * 2 + 2 * 1
     assert told.get("audio_seconds_total") == pytest.approx((6 * 3 + 2 * 2) * 2048 / 44100, rel=0.02)
+
+
+def test_sockets_are_counted_and_what_is_spoken_on_them_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(SineService(Limits()), ServerConfig((NATIVE,)))
+
+    async def talk(address: str) -> str:
+        async with connect(address + "/v1/audio/speech/stream", additional_headers={"X-Request-Id": "mine"}) as socket:
+            for text in ("One.", "Two."):
+                await socket.send(json.dumps({"type": "session.config"}))
+                await socket.send(json.dumps({"type": "input.text", "text": text}))
+                await socket.send(json.dumps({"type": "input.done"}))
+                while "session.done" not in str(await socket.recv()):
+                    pass
+            assert socket.response is not None
+            return str(socket.response.headers["X-Request-Id"])
+
+    async def knock(address: str) -> int:
+        with pytest.raises(InvalidStatus) as raised:
+            await connect(address + "/v1/audio/speech/stream", additional_headers={"Origin": "https://page.example"})
+        return raised.value.response.status_code
+
+    with caplog.at_level(logging.INFO, "duetts.requests"), serving(app) as http:
+        address = str(http.base_url).replace("http", "ws").rstrip("/")
+        assert asyncio.run(talk(address)) == "mine"
+        assert asyncio.run(knock(address)) == 403
+        told = wait_for(http, 1, "requests_total", door="socket", status="101", reason="")
+        assert told.get("requests_total", door="socket", status="403", reason="origin_not_allowed") == 1
+        assert told.get("speeches_total", door="socket", reason="stop") == 2
+        assert told.get("ttfa_seconds_count", door="socket") == 2
+    lines = [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "duetts.requests"]
+    assert {line.rsplit(" ", 2)[0] for line in lines} == {
+        "SOCKET /v1/audio/speech/stream 101 -", "SOCKET (no route) 403 origin_not_allowed"
+    }  # fmt: skip
 
 
 def test_a_client_that_leaves_is_counted_once(hummed: tuple[httpx.Client, SineService]) -> None:

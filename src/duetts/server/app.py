@@ -39,6 +39,7 @@ from duetts.service import SpeechService
 VERSION = version("duetts")
 CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_LEFT = 499  # counted where nothing could be sent
+SWITCHED, CLOSED_EARLY = 101, 403  # of sockets
 STALL_S = 60.0  # that a part of an answer may take to leave; whoever reads nothing for so long has left
 
 log = logging.getLogger("duetts.server")
@@ -150,15 +151,31 @@ class Entrance:
         scope["state"] = {**scope.get("state", {}), "speech_id": speech_id, "request_id": request_id}
         door.set(door_of(route_path(scope)))
         if scope["type"] == "websocket":
-            await self._converse(speech_id, scope, receive, send)
+            await self._converse(speech_id, request_id, scope, receive, send)
         else:
             await self._answer(speech_id, scope, receive, Sending(request_id, send))
 
-    async def _converse(self, speech_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _converse(self, speech_id: str, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """A socket has one line and one count, with the status of its handshake. What is spoken on it is counted by itself."""
+        began = time.perf_counter()
+        status, reason = CLOSED_EARLY, ""
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+                status = message.get("status", SWITCHED)
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_with_id)
+            reason = scope["state"].get("code") or ""
         except Exception as error:  # the socket is closed by now, with a code that tells of it
+            reason = error_object(error)["code"]
             _log_failure(speech_id, error)
+        finally:
+            self._tell(speech_id, scope, status, reason, time.perf_counter() - began)
 
     async def _answer(self, speech_id: str, scope: Scope, receive: Receive, sending: Sending) -> None:
         began = time.perf_counter()
@@ -186,7 +203,8 @@ class Entrance:
         if self._logs.requests:
             route = scope["route"].path if "route" in scope else "(no route)"
             level = logging.DEBUG if door.get() == "health" else logging.INFO
-            requests_log.log(level, "%s: %s %s %d %s %.3f s", speech_id, scope["method"], route, status, reason or "-", seconds)
+            method = scope.get("method", "SOCKET")
+            requests_log.log(level, "%s: %s %s %d %s %.3f s", speech_id, method, route, status, reason or "-", seconds)
 
 
 def _log_failure(speech_id: str, error: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from duetts.config import AccessConfig
 from duetts.errors import ForeignOrigin, NotAllowed, UnknownKey
-from duetts.server.errors import error_response, route_path
+from duetts.server.errors import error_kind, error_response, route_path
 
 # What the documentation promises to answer without a key: nothing of it tells of users.
 PUBLIC = frozenset(
@@ -28,8 +27,6 @@ EXPOSED = (
     "X-Input-Tokens", "X-Output-Tokens", "X-Finish-Reason", "X-Audio-Duration", "X-RTF", "X-Pieces", "X-Pieces-Retried",
     "X-Pieces-Suspect", "X-Reference-Cache", "X-Ignored-Fields", "Server-Timing", "Retry-After", "Content-Disposition",
 )  # fmt: skip
-
-log = logging.getLogger("duetts.server")
 
 
 class Guard:
@@ -47,7 +44,6 @@ class Guard:
             try:
                 self._check_socket(scope)
             except NotAllowed as error:
-                log.info("a socket was refused: %s", type(error).__name__)
                 # The handshake is answered; a server without that extension closes it with 403.
                 await _refuse_socket(error, scope, receive, send)
                 return
@@ -100,9 +96,9 @@ def _take_query_key(scope: Scope) -> bytes:
 
 
 async def _refuse_socket(error: NotAllowed, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["state"]["code"] = error_kind(error).code
     if "websocket.http.response" in scope.get("extensions", {}):
-        request_id = scope.get("state", {}).get("request_id", "")
-        await error_response(error, request_id, route_path(scope))(scope, receive, send)
+        await error_response(error, scope["state"]["request_id"], route_path(scope))(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": 1008, "reason": str(error)})
 
