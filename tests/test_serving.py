@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from duetts.config import ServerConfig
+from duetts.config import AccessConfig, ServerConfig
 from duetts.errors import ConfigError, ModelNotFound
-from duetts.serving import find_folder, finding, listen, read_finding
+from duetts.serving import check_tls, find_folder, finding, is_loopback, listen, read_finding, tell_licences
 
 from .test_cli import duetts
 
@@ -22,6 +22,52 @@ def test_a_taken_port_is_told() -> None:
 def test_a_free_port_is_had() -> None:
     with listen(ServerConfig(("x",), port=0)) as listener:
         assert listener.getsockname()[1] > 0
+
+
+def test_a_unix_socket_that_was_left_behind_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    config = ServerConfig(("x",), uds=path)
+    with listen(config), pytest.raises(ConfigError, match="a server listens there"):
+        listen(config)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot listen at"):
+        listen(ServerConfig(("x",), uds=tmp_path / "file"))
+    assert (tmp_path / "file").exists()
+
+
+def test_an_open_server_on_a_public_address_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    keyed = AccessConfig(("a-key",))
+    for config, warned in (
+        (ServerConfig(("x",), host="0.0.0.0", port=0), True),
+        (ServerConfig(("x",), host="0.0.0.0", port=0, access=keyed), False),
+        (ServerConfig(("x",), port=0), False),
+    ):
+        caplog.clear()
+        listen(config).close()
+        assert bool(caplog.records) is warned
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")] == [True] * 3 + [
+        False
+    ] * 2
+
+
+def test_a_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "broken.pem").write_text("broken")
+    check_tls(ServerConfig(("x",)))
+    for name in ("broken.pem", "missing.pem"):
+        with pytest.raises(ConfigError, match="certificate"):
+            check_tls(ServerConfig(("x",), ssl_certfile=tmp_path / name))
+
+
+def test_the_licence_of_the_weights_is_told_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        tell_licences(tmp_path)
+        (tmp_path / "LICENSE.md").touch()
+        tell_licences(tmp_path)
+    assert "ask where it came from" in caplog.messages[0]
+    assert "see LICENSE.md in its folder" in caplog.messages[1]
+    assert all("duetts is Apache-2.0" in message for message in caplog.messages)
 
 
 async def test_a_folder_is_itself(tiny_folder: Path) -> None:

@@ -60,6 +60,7 @@ async def serve(plan: Plan) -> int:
     """
     check_tls(plan.server)
     metrics, health = Metrics(), Health(plan.server.watchdog_s)
+    metrics.places.set(plan.processes.engines * plan.engine.max_num_seqs)
     gate = Gate(create_waiting_app(plan.server, metrics, health))
     listener = listen(plan.server)
     server = uvicorn.Server(

@@ -159,6 +159,9 @@ class Metrics:
             f"{PREFIX}rtf", "Time taken by time that the audio plays.", ("door",), registry=registry, buckets=RTF_EDGES
         )
         self.ready = Gauge(f"{PREFIX}ready", "1 while a new request would be taken.", registry=registry)
+        self.places = Gauge(
+            f"{PREFIX}num_places", "Requests that all engines together can speak at the same time.", registry=registry
+        )
         self.build = Gauge(
             f"{PREFIX}build_info", "What is served; always 1.", ("version", "model", "weights", "device", "dtype"),
             registry=registry,
