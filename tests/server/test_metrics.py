@@ -306,6 +306,28 @@ def test_figures_of_a_real_engine(tiny_folder: Path) -> None:
         asyncio.run(synthesizer.close())
 
 
+def test_a_client_that_leaves_frees_the_engine(endless_folder: Path) -> None:
+    speaker = start_speaker(endless_folder, EngineConfig(device="cpu", cpu_threads=1))
+    synthesizer = Synthesizer(endless_folder, speaker, Limits())
+    try:
+        with serving(create_app(synthesizer, ServerConfig((NATIVE,)))) as http:
+            order = {"input": "Hello.", "voice": "none", "stream_format": "audio", "max_new_tokens": 1000}
+            with http.stream("POST", "/v1/audio/speech", json=order) as answer:
+                next(answer.iter_raw())
+                told = numbers(http)
+                assert told.get("num_requests_running", engine="0") == 1
+                assert told.get("kv_pages_used", engine="0") > 0
+            told = wait_for(http, 1, "stream_aborted_total", reason="client_disconnect")
+            deadline = time.monotonic() + 1
+            while told.get("num_requests_open", engine="0") and time.monotonic() < deadline:
+                told = numbers(http)
+            assert told.get("num_requests_running", engine="0") == 0
+            assert told.get("kv_pages_used", engine="0") == 0
+            assert told.get("streams_decoding", engine="0") == 0
+    finally:
+        asyncio.run(synthesizer.close())
+
+
 class Remote(SineService):
     """With the figures of two engine processes, as `RemoteSpeaker` gives them."""
 
@@ -349,6 +371,23 @@ def test_whatever_is_asked_for_the_form_can_be_read(hummed: tuple[httpx.Client, 
         assert family.documentation, family.name
         assert family.type != "unknown", family.name
         assert family.name.startswith(("duetts:", "process_"))
+
+
+def test_the_documentation_names_every_number_with_its_labels() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(duetts:\w+)`(?: \{([\w, ]+)\})? \|", text, re.MULTILINE))
+    metrics, labels = Metrics(), {}
+    engine = {figure.key: 1 for figure in ENGINE_FIGURES} | {"state": "ready", "pid": os.getpid(), "finished": {"stop": 1}}
+    metrics.watch(lambda: {"engines": [engine]} | {figure.key: 1 for figure in SERVER_FIGURES})
+    metrics.answered("speech", 200, "stop")
+    metrics.build.labels("1", "m", "trained", "cpu", "float32").set(1)
+    pieces = Pieces(2, 2, (), (Suspect(1, "length"),))
+    metrics.ended("stop", Outcome("stop", 9, 7, Timings(1, 2, 3, 4, 0.01), None, pieces), 2.0, True, 0.05)
+    for family in metrics.registry.collect():
+        if family.name.startswith("duetts:"):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels[name] = ", ".join(sorted(family.samples[0].labels.keys() - {"le", "engine"}))
+    assert {name: ", ".join(sorted(shown.split(", "))) if shown else "" for name, shown in listed.items()} == labels
 
 
 def test_two_servers_of_one_process_count_apart() -> None:
