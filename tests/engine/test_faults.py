@@ -75,7 +75,7 @@ def owns() -> Iterator[list[Engine]]:
         assert not closing.is_alive(), "the engine does not close"
 
 
-@pytest.mark.parametrize("place", ["_choose", "_drop_lost"])
+@pytest.mark.parametrize("place", ["_take", "_drop_lost"])
 def test_a_fault_of_the_codecs_thread_fails_everybody_also_those_who_had_no_audio_yet(
     owns: list[Engine], place: str, caplog: pytest.LogCaptureFixture
 ) -> None:

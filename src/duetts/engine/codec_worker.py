@@ -51,6 +51,9 @@ class _Stream:
         self.shown = 0
 
 
+_Due = tuple[float, int, _Stream]  # seconds until it is needed, frames of the chunk
+
+
 @dataclass(slots=True, eq=False)
 class _Part:
     """One stream's share of a call: frames [codebooks], of which the first `start` were handed over before."""
@@ -185,14 +188,15 @@ class CodecWorker:
             ended = self._pop_ended()
         for sequence in ended:
             self._on_end(sequence)
+        with self._changed:
+            due = self._list_due(self._clock())
         calls = 0
-        while calls < MAX_CALLS:
+        while due and calls < MAX_CALLS:
             with self._changed:
-                parts = self._choose(self._clock(), again=calls > 0)
-            if not parts:
-                break
-            self._decode(parts)
-            calls += 1
+                parts = self._take(due, again=calls > 0)
+            if parts:
+                self._decode(parts)
+                calls += 1
         return bool(ended or calls)
 
     def _drop_lost(self, now: float) -> None:
@@ -213,20 +217,22 @@ class CodecWorker:
                 self._free.append(stream.slot)
         return [stream.sequence for stream in done]
 
-    def _choose(self, now: float, *, again: bool) -> list[_Part]:
-        """What the next call decodes: the stream that needs it most and all with chunks of about its size, so that nobody's
-        chunks become small because somebody else's are. `again`: only if somebody needs it, or if it is much."""
+    def _list_due(self, now: float) -> list[_Due]:
+        """Streams that a chunk can be decoded of now, those that need it most first."""
         sizes = [(stream, self._due(stream, now)) for stream in self._streams.values() if stream.waiting]
         due = [(self._urgency(stream, now), size, stream) for stream, size in sizes if size]
         due.sort(key=itemgetter(0))
-        if self._vocoder.quantum is not None:
-            return [self._cut(due[0][2], due[0][1])] if due and not again else []
+        return due if self._vocoder.quantum is None else due[:1]
+
+    def _take(self, due: list[_Due], *, again: bool) -> list[_Part]:
+        """What the next call decodes, off the list: the first stream and all with chunks of about its size, so that nobody's
+        chunks become small because somebody else's are. `again`: only if somebody needs it, or if it is much."""
         while due:
             buffer_s, frames, _ = due[0]
-            alike = [stream for _, size, stream in due if frames <= size < 2 * frames]
-            if not again or buffer_s < NEED_S or frames * len(alike) >= WORTH:
+            alike = [stream for _, size, stream in due if frames <= size < 2 * frames and frames <= stream.waiting]
+            due[:] = [each for each in due if not frames <= each[1] < 2 * frames]
+            if alike and (not again or buffer_s < NEED_S or frames * len(alike) >= WORTH):
                 return [self._cut(stream, frames) for stream in self._seated(alike)]
-            due = [each for each in due if not frames <= each[1] < 2 * frames]
         return []
 
     def _seated(self, streams: list[_Stream]) -> list[_Stream]:
