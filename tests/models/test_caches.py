@@ -34,7 +34,8 @@ def test_a_frame_of_few_rows_equals_one_row_at_a_time(slots: list[int]) -> None:
         frames = columns[batch]
         for frame in range(3):
             sampler = RowSampler(sampling, torch.full((len(batch),), frame), never, 4, config.num_semantic + 1)
-            frames = model.next_frame(frames, cache.rows([[slot, 11 - slot] for slot in batch], [frame] * len(batch), 1), frame_cache, sampler)
+            rows = cache.rows([[slot, 11 - slot] for slot in batch], [frame] * len(batch), 1)
+            frames = model.next_frame(frames, rows, frame_cache, sampler)
         return frames
 
     together = next_frames(slots, row_by_row=False)
