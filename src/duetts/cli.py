@@ -86,7 +86,11 @@ class SettingsCommand(TyperCommand):
     """A command whose line may be written as for other servers."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The line in the one form that the options are declared in."""
+        """The line in the one form that the options are declared in. Help is given here: parsing the rest of the line
+        first would take half as long again."""
+        if "--help" in args:
+            typer.echo(ctx.get_help())
+            ctx.exit()
         return super().parse_args(ctx, rewrite(args))
 
 
