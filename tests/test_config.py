@@ -80,6 +80,7 @@ SAMPLES: dict[str, tuple[str, Any, Any]] = {
     "load_format": ("dummy",) * 3,
     "dialect": ("openai",) * 3,
     "log_level": ("debug",) * 3,
+    "unknown_fields": ("reject",) * 3,
     "root_path": ("/a",) * 3,
     "engine_listen": ("tcp://h:1",) * 3,
     "prefill_block": ("32", 32, 32),
@@ -123,7 +124,7 @@ def test_flag_variable_and_key_mean_the_same_and_flags_come_first(name: str) -> 
         settings = made(environment=({"ssl_certfile": "x"} if name.startswith("ssl") else {}) | {name: text})
         sections = {"model": settings.model, "engine": settings.engine, "processes": settings.processes} | {
             "server": settings.server, "limits": settings.server.limits, "voices": settings.server.voices,
-            "access": settings.server.access, "logs": settings.server.logs,
+            "access": settings.server.access, "logs": settings.server.logs, "tls": settings.server.tls,
         }  # fmt: skip
         assert getattr(sections[setting.section], setting.attribute) == meant
 
@@ -167,7 +168,7 @@ def test_flag_variable_and_key_mean_the_same_and_flags_come_first(name: str) -> 
         ({}, {}, {"dialect": "klingon"}, "'klingon'"),
         ({}, {}, {"cors_origin": ["https://a.b/c"]}, "not an origin"),
         ({}, {}, {"cors_origin": ["a.b"]}, "not an origin"),
-        ({}, {}, {"ssl_keyfile": "k.pem"}, "--ssl-keyfile is of no use without ssl_certfile"),
+        ({}, {}, {"ssl_keyfile": "k.pem"}, "--ssl-keyfile is of no use without a certificate"),
         ({}, {}, {"foreign__tensor_parallel_size": "2"}, "--tensor-parallel-size is not supported: a model is not spread"),
         ({}, {}, {"foreign__quantization": "fp8"}, "--quantization is not supported"),
     ],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from duetts.config import AccessConfig, ServerConfig
+from duetts.config import AccessConfig, ServerConfig, TlsConfig
 from duetts.errors import ConfigError, ModelNotFound
 from duetts.serving import check_tls, find_folder, finding, is_loopback, listen, read_finding, tell_licences
 
@@ -54,10 +54,10 @@ def test_an_open_server_on_a_public_address_is_warned_of(caplog: pytest.LogCaptu
 
 def test_a_certificate_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "broken.pem").write_text("broken")
-    check_tls(ServerConfig(("x",)))
+    check_tls(TlsConfig())
     for name in ("broken.pem", "missing.pem"):
         with pytest.raises(ConfigError, match="certificate"):
-            check_tls(ServerConfig(("x",), ssl_certfile=tmp_path / name))
+            check_tls(TlsConfig(tmp_path / name))
 
 
 def test_the_licence_of_the_weights_is_told_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ EMBEDDED = "duetts-mini"  # the model that ships with the package, also where a 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 LOAD_FORMATS = ("auto", "dummy")
 DIALECTS = ("auto", "native", "openai")
+UNKNOWN_FIELDS = ("warn", "ignore", "reject")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 ENVIRONMENT_PREFIX = "DUETTS_"
@@ -154,8 +155,8 @@ class Limits:
 
     `reference_queue` clips may wait to be decoded. Codes of references are kept up to `reference_cache_bytes` in memory and
     `reference_disk_bytes` in the cache folder; 0 keeps none there. A socket is closed if its first message does not come
-    within `socket_first_s`, and when nothing has happened on it for `socket_idle_s`; one of Fish Audio's protocol, whose clients
-    keep sockets for later, after `live_idle_s`.
+    within `socket_first_s`, and when nothing has happened on it for `socket_idle_s`; one of Fish Audio's protocol, whose
+    clients keep sockets for later, after `live_idle_s`.
     """
 
     max_body_bytes: int = 16 * MIB
@@ -248,6 +249,20 @@ class AccessConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """With `certfile` the server speaks TLS. `ca_certs` are the authorities one of which must have signed a client's
+    certificate. All are PEM files."""
+
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    ca_certs: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, path in {"keyfile": self.keyfile, "ca_certs": self.ca_certs}.items():
+            _require(path is None or self.certfile is not None, f"{name} is of no use without a certificate, ssl_certfile")
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """What is written down. Never the text of users. `requests`: a line for each request; `file` None is standard error."""
 
@@ -263,10 +278,10 @@ class LogConfig:
 class ServerConfig:
     """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id.
 
-    `uds` is the path of a unix socket, in the place of `host` and `port`. With `ssl_certfile` it speaks TLS; `ssl_ca_certs`
-    are the authorities one of which must have signed a client's. `openai_aliases`: OpenAI's names of its speech models mean
-    the native one. `dialect` decides on defaults (format, rate of raw PCM, OpenAI's voices): auto is by the request's model
-    name. With work open and no progress for `watchdog_s` seconds the server calls itself unhealthy.
+    `uds` is the path of a unix socket, in the place of `host` and `port`. `openai_aliases`: OpenAI's names of its speech models
+    mean the native one. `dialect` decides on defaults (format, rate of raw PCM, OpenAI's voices): auto is by the request's
+    model name. Fields of a request that are unknown are listed in its answer (warn), passed over, or refused. With work open
+    and no progress for `watchdog_s` seconds the server calls itself unhealthy.
     """
 
     served_model_names: tuple[str, ...]
@@ -274,15 +289,15 @@ class ServerConfig:
     port: int = 8000
     uds: Path | None = None
     root_path: str = ""
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-    ssl_ca_certs: Path | None = None
     openai_aliases: bool = True
     dialect: str = "auto"
+    unknown_fields: str = "warn"
+    max_instructions_chars: int = 4096
     watchdog_s: float = 60.0
     limits: Limits = field(default_factory=Limits)
     voices: VoicesConfig = field(default_factory=VoicesConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     logs: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -291,6 +306,7 @@ class ServerConfig:
         _require(0 <= self.port <= 65535, f"port {self.port} is not in 0..65535")
         _require(not self.root_path or self.root_path.startswith("/"), f"root_path {self.root_path!r} does not begin with /")
         _require(self.dialect in DIALECTS, f"dialect {self.dialect!r} is not one of {', '.join(DIALECTS)}")
+        known = ", ".join(UNKNOWN_FIELDS)
+        _require(self.unknown_fields in UNKNOWN_FIELDS, f"unknown_fields {self.unknown_fields!r} is not one of {known}")
+        _at_least(0, max_instructions_chars=self.max_instructions_chars)
         _at_least(1, watchdog_s=self.watchdog_s)
-        for name, path in {"ssl_keyfile": self.ssl_keyfile, "ssl_ca_certs": self.ssl_ca_certs}.items():
-            _require(path is None or self.ssl_certfile is not None, f"{name} is of no use without ssl_certfile")

@@ -20,7 +20,7 @@ from typing import Any
 
 import uvicorn
 
-from duetts.config import EMBEDDED, EngineConfig, ProcessConfig, ServerConfig
+from duetts.config import EMBEDDED, EngineConfig, ProcessConfig, ServerConfig, TlsConfig
 from duetts.engine import wire
 from duetts.engine.remote import RemoteSpeaker
 from duetts.errors import ConfigError, DuettsError, ModelNotFound
@@ -58,7 +58,8 @@ async def serve(plan: Plan) -> int:
 
     Returns the exit code. Raises what keeps a server from starting.
     """
-    check_tls(plan.server)
+    tls = plan.server.tls
+    check_tls(tls)
     metrics, health = Metrics(), Health(plan.server.watchdog_s)
     metrics.places.set(plan.processes.engines * plan.engine.max_num_seqs)
     gate = Gate(create_waiting_app(plan.server, metrics, health))
@@ -66,9 +67,9 @@ async def serve(plan: Plan) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             gate, root_path=plan.server.root_path, lifespan="off", log_config=None, access_log=False,
-            timeout_graceful_shutdown=LAST_WORDS_S, ssl_certfile=plan.server.ssl_certfile, ssl_keyfile=plan.server.ssl_keyfile,
-            ssl_ca_certs=_text(plan.server.ssl_ca_certs),
-            ssl_cert_reqs=ssl.CERT_REQUIRED if plan.server.ssl_ca_certs else ssl.CERT_NONE,
+            timeout_graceful_shutdown=LAST_WORDS_S, ssl_certfile=tls.certfile, ssl_keyfile=tls.keyfile,
+            ssl_ca_certs=None if tls.ca_certs is None else str(tls.ca_certs),
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
         )
     )  # fmt: skip
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -112,7 +113,7 @@ def listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from error
     host = f"[{config.host}]" if ":" in config.host else config.host
-    scheme = "https" if config.ssl_certfile else "http"
+    scheme = "https" if config.tls.certfile else "http"
     log.info("listening on %s://%s:%d", scheme, host, listener.getsockname()[1])
     if not config.access.keys and not is_loopback(config.host):
         log.warning("whoever reaches this address may use the server: it has no API keys")
@@ -145,15 +146,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_tls(config: ServerConfig) -> None:
+def check_tls(config: TlsConfig) -> None:
     """Raises `ConfigError` if certificate, key or authorities cannot be used."""
-    if config.ssl_certfile is None:
+    if config.certfile is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-        if config.ssl_ca_certs is not None:
-            context.load_verify_locations(config.ssl_ca_certs)
+        context.load_cert_chain(config.certfile, config.keyfile)
+        if config.ca_certs is not None:
+            context.load_verify_locations(config.ca_certs)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"certificate, key or authorities cannot be used: {error.strerror or error}") from None
 
@@ -163,10 +164,6 @@ def tell_licences(folder: Path) -> None:
     files = sorted(path.name for path in folder.glob("LICENSE*"))
     told = f"see {files[0]} in its folder" if files else "its folder has no LICENSE file: ask where it came from"
     log.info("duetts is Apache-2.0. The weights of %s have a licence of their own: %s", folder.name, told)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metrics, health: Health) -> int:

@@ -208,6 +208,9 @@ class Batch:
             for item in islice(following, AT_ONCE - len(self._tasks) - len(done)):
                 self._tasks.add(asyncio.ensure_future(self._result(item)))
             finished, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            failed = [error for task in finished if (error := task.exception()) is not None]  # all are looked at
+            if failed:
+                raise failed[0]
             done |= {task.result().index: task.result() for task in finished}
             for index in sorted(done):
                 if in_order and index != num_given:

@@ -9,7 +9,16 @@ from typing import Any
 
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest, VoiceNotFound
-from duetts.server.schemas import FIELDS, SpeechOrder, WireField, check_type, field_schema, ignored_names, read_order
+from duetts.server.schemas import (
+    FIELDS,
+    SpeechOrder,
+    WireField,
+    check_type,
+    field_schema,
+    ignored_names,
+    read_order,
+    unknown_names,
+)
 
 # Fish Audio's name -> ours. All others of ours keep their name, or are Fish Audio's alone.
 NAMES = {
@@ -65,7 +74,9 @@ def read_fish_order(
         body["model"] = headers["model"]
     with fish_names():
         order = read_order(body, config, sample_rate, request_id)
-    ignored = [name for name in _flat(fields) if name not in used]
+    idle = [name for name in _flat(fields) if name not in used]
+    unknown = unknown_names([name for name in idle if name not in (*OWN, *NAMES, *SAME)], config)
+    ignored = [name for name in idle if name in unknown or name in (*OWN, *NAMES, *SAME)]
     max_frames = fields.get("max_new_tokens") or None
     request = replace(order.request, max_piece_frames=max_frames, conditioned=fields.get("condition_on_previous_chunks", True))
     return replace(order, request=request, ignored=ignored_names(ignored))

@@ -22,7 +22,6 @@ from duetts.errors import InvalidRequest, UnknownModel
 from duetts.server.references import read_references
 from duetts.types import SpeechRequest
 
-MAX_INSTRUCTIONS_CHARS = 4096
 MAX_IGNORED_NAMES = 16
 LARGEST_NUMBER = 2.0**64  # beyond every field's range; NaN and infinities are refused with it
 
@@ -147,7 +146,8 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
     given = {name: value for name, value in body.items() if value is not None}
     _check_types({name: value for name, value in given.items() if name in FIELDS})
     given.update(_read_extra_params(given))
-    _refuse_missing_features(given)
+    _refuse_missing_features(given, config)
+    unknown = unknown_names([name for name in given if name not in FIELDS], config)
     openai = is_openai(given.get("model", ""), config)
     output = read_output(given, sample_rate, openai)
     delivery = _read_delivery(given)
@@ -171,7 +171,7 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         streaming=delivery != "complete",
         request_id=request_id,
     )
-    return SpeechOrder(request, model, output, delivery, _ignored(given, "" if references else voice_field))
+    return SpeechOrder(request, model, output, delivery, _ignored(given, unknown, "" if references else voice_field))
 
 
 def _check_types(given: dict[str, Any]) -> None:
@@ -204,14 +204,14 @@ def _read_extra_params(given: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def _refuse_missing_features(given: dict[str, Any]) -> None:
+def _refuse_missing_features(given: dict[str, Any], config: ServerConfig) -> None:
     for name, value in given.items():
         only = FIELDS[name].only if name in FIELDS else None
         if only is not None and value not in only:
             raise InvalidRequest(f"{name} is not supported by this model or server", field=name, code="unsupported_field")
-    if len(given.get("instructions", "")) > MAX_INSTRUCTIONS_CHARS:
+    if len(given.get("instructions", "")) > config.max_instructions_chars:
         raise InvalidRequest(
-            f"instructions has {len(given['instructions'])} characters; at most {MAX_INSTRUCTIONS_CHARS} are allowed",
+            f"instructions has {len(given['instructions'])} characters; at most {config.max_instructions_chars} are allowed",
             field="instructions", code="input_too_long",
         )  # fmt: skip
 
@@ -299,11 +299,19 @@ def _read_delivery(given: dict[str, Any]) -> Delivery:
     return "audio" if stream_format == "audio" else "sse"
 
 
-def _ignored(given: dict[str, Any], voice_field: str) -> tuple[str, ...]:
+def _ignored(given: dict[str, Any], unknown: list[str], voice_field: str) -> tuple[str, ...]:
     """Fields that had no effect; `voice_field` is the one that decided on the voice, if any did."""
     voices = [name for name in ("voice", "speaker", "reference_id") if name in given and name != voice_field]
     idle = {name for name in voices if not _is_default(_voice_name(given, name))}
-    return ignored_names([name for name in given if name not in FIELDS or FIELDS[name].hint or name in idle])
+    hints = {name for name in given if name in FIELDS and FIELDS[name].hint}
+    return ignored_names([name for name in given if name in idle or name in hints or name in unknown])
+
+
+def unknown_names(names: list[str], config: ServerConfig) -> list[str]:
+    """Of names that mean nothing here those that the answer lists. Raises `InvalidRequest` if the operator wants none."""
+    if names and config.unknown_fields == "reject":
+        raise InvalidRequest(f"{names[0][:64]} is unknown here", field=names[0][:64], code="unsupported_field")
+    return names if config.unknown_fields == "warn" else []
 
 
 def ignored_names(names: list[str]) -> tuple[str, ...]:

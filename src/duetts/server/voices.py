@@ -13,7 +13,7 @@ from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest, ProtectedVoice, VoiceNotFound
 from duetts.server.body import FORM, JSON, read_body
 from duetts.server.references import read_clip
-from duetts.server.schemas import ignored_names
+from duetts.server.schemas import ignored_names, unknown_names
 from duetts.service import SpeechService, Voices
 from duetts.types import Consent, Voice, VoiceDraft
 
@@ -72,9 +72,9 @@ def voices_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         body = await _read_parts(request, config, VOICE_PARTS)
         draft = _read_draft(body, config)
         overwrite = _flag(body, "overwrite", config.voices.overwrite)
+        ignored = ignored_names(unknown_names([name for name in body if name not in VOICE_PARTS], config))
         voice = await service.voices.add(draft, replace=overwrite)
         answer = {**voice_object(voice), "success": True, "voice": _upload_object(voice)}
-        ignored = ignored_names([name for name in body if name not in VOICE_PARTS])
         return JSONResponse(answer, 201, {"X-Ignored-Fields": ", ".join(ignored)} if ignored else None)
 
     @router.get(PATH + "/{name:path}/audio", response_class=Response)

@@ -19,6 +19,7 @@ from duetts.config import (
     ModelChoice,
     ProcessConfig,
     ServerConfig,
+    TlsConfig,
     VoicesConfig,
 )
 
@@ -27,6 +28,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelChoice,
     "server": ServerConfig,
     "access": AccessConfig,
+    "tls": TlsConfig,
     "engine": EngineConfig,
     "processes": ProcessConfig,
     "limits": Limits,
@@ -34,7 +36,7 @@ SECTIONS: dict[str, type] = {
     "logs": LogConfig,
 }
 # Fields that are not settings: the sections inside `ServerConfig`.
-NESTED = {"server.limits", "server.voices", "server.access", "server.logs"}
+NESTED = {"server.limits", "server.voices", "server.access", "server.tls", "server.logs"}
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,12 @@ SETTINGS: tuple[Setting, ...] = (
             "dialect", "server.dialect",
             "Whose defaults hold for format, rate of raw PCM and OpenAI's voices: auto (by the model's name), native, openai.",
         ),
-        Setting("ssl_certfile", "server.ssl_certfile", "Certificate chain (PEM); with it the server speaks TLS."),
-        Setting("ssl_keyfile", "server.ssl_keyfile", "Private key (PEM), if it is not in ssl_certfile."),
-        Setting("ssl_ca_certs", "server.ssl_ca_certs", "Authorities (PEM) that must have signed a client's certificate."),
+        Setting(
+            "unknown_fields", "server.unknown_fields",
+            "Unknown fields of a request: warn (list them in its answer), ignore or reject.",
+        ),
+        Setting("max_instructions_chars", "server.max_instructions_chars", "Characters of a request's instructions.",
+                ("--tts-max-instructions-length",)),
         Setting(
             "watchdog", "server.watchdog_s", "Seconds without progress, while work is open, until /health says unhealthy.",
             ("--watchdog-seconds",),
@@ -162,6 +167,12 @@ SETTINGS: tuple[Setting, ...] = (
             "https://example.org; * for all.", ("--cors-origins", "--allowed-origins"),
         ),
         Setting("public_catalog", "access.public_catalog", "Whether the lists of voices and models need no key."),
+    ),
+    *_listed(
+        "tls",
+        Setting("ssl_certfile", "tls.certfile", "Certificate chain (PEM); with it the server speaks TLS."),
+        Setting("ssl_keyfile", "tls.keyfile", "Private key (PEM), if it is not in ssl_certfile."),
+        Setting("ssl_ca_certs", "tls.ca_certs", "Authorities (PEM) that must have signed a client's certificate."),
     ),
     *_listed(
         "engine",

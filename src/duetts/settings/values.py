@@ -21,6 +21,7 @@ from duetts.config import (
     ModelChoice,
     ProcessConfig,
     ServerConfig,
+    TlsConfig,
     VoicesConfig,
 )
 from duetts.errors import ConfigError
@@ -226,7 +227,8 @@ def build(values: Mapping[str, Value]) -> Settings:
     access = _section(AccessConfig, "access", values, keys=_keys(values))
     server = _section(
         ServerConfig, "server", values, served_model_names=names, access=access, limits=_section(Limits, "limits", values),
-        voices=_section(VoicesConfig, "voices", values), logs=_section(LogConfig, "logs", values),
+        voices=_section(VoicesConfig, "voices", values), tls=_section(TlsConfig, "tls", values),
+        logs=_section(LogConfig, "logs", values),
     )  # fmt: skip
     engine, processes = _section(EngineConfig, "engine", values), _section(ProcessConfig, "processes", values)
     return Settings(model, engine, processes, server)
