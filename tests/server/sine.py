@@ -57,6 +57,7 @@ class SineService:
     seeds: int = 1000
     speaking: int = 0
     most_speaking: int = 0
+    loop: asyncio.AbstractEventLoop | None = None  # of the server
 
     def __post_init__(self) -> None:
         self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048, weights="untrained", codec_id="sine")
@@ -99,6 +100,7 @@ class SineService:
 
     async def start(self, request: SpeechRequest) -> Speech:
         self.requests.append(request)
+        self.loop = asyncio.get_running_loop()
         knobs = self.knobs
         check(request)
         try:
