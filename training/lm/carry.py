@@ -46,9 +46,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="made anew")
     parser.add_argument("--wheels", type=Path, default=Path(".whl"))
     parser.add_argument("--lines", type=Path, default=Path(".carry/lines.txt.xz"))
-    parser.add_argument(
-        "--kinds", nargs="+", default=BLENDS, help="whose codes travel; held-blend if blends are made again"
-    )
+    parser.add_argument("--kinds", nargs="+", default=BLENDS, help="whose codes travel; held-blend if blends are made again")
     parser.add_argument("--weights", type=Path, help="a run's export, to go on from")
     options = parser.parse_args()
     gather(options)
