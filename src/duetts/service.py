@@ -55,6 +55,15 @@ class Voices(Protocol):
         """
         ...
 
+    async def change(
+        self, name: str, *, new_name: str | None = None, description: str | None = None, tags: str | None = None
+    ) -> Voice:
+        """Changes what is known of a stored voice, not its clip.
+
+        Raises `VoiceNotFound`, `ProtectedVoice`, `VoiceExists` for a name that is taken, `InvalidRequest` for what is wrong.
+        """
+        ...
+
     async def remove(self, name: str) -> Voice:
         """Removes a voice and returns what it was. Raises `VoiceNotFound`, `ProtectedVoice`."""
         ...

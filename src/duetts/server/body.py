@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
@@ -16,26 +17,27 @@ from duetts.errors import InvalidRequest
 from duetts.server.msgpack import MAX_VALUES, parse_msgpack
 
 JSON, MSGPACK, FORM = "application/json", "application/msgpack", "multipart/form-data"
+URLENCODED = "application/x-www-form-urlencoded"
 OTHER_NAMES = {"application/x-msgpack": MSGPACK, "application/vnd.msgpack": MSGPACK}
 MAX_PARTS = 64
 
 
-async def read_body(request: Request, limit: int, is_text: Callable[[str], bool]) -> dict[str, Any]:
-    """The fields of a body of at most `limit` bytes.
+async def read_body(request: Request, limit: int, is_text: Callable[[str], bool], urlencoded: bool = False) -> dict[str, Any]:
+    """The fields of a body of at most `limit` bytes, which may be `urlencoded` only if that is said.
 
     `is_text` says of a form field whether its text is meant as it stands; other form texts are read as JSON. Files are
     bytes, fields that come several times are lists.
     """
     stated, options = parse_options_header(request.headers.get("content-type", JSON))
     media_type = OTHER_NAMES.get(stated.decode("latin-1"), stated.decode("latin-1"))
-    if media_type not in (JSON, MSGPACK, FORM):
+    if media_type not in (JSON, MSGPACK, FORM) and not (urlencoded and media_type == URLENCODED):
         raise HTTPException(415, f"a body must be {JSON}, {MSGPACK} or {FORM}")
     body = await _read_bytes(request, limit)
     if media_type == JSON:
         return parse_object(body)
     if media_type == MSGPACK:
         return parse_msgpack(body, "the body")
-    parts = _read_parts(body, options.get(b"boundary"))
+    parts = _read_parts(body, options.get(b"boundary")) if media_type == FORM else _read_pairs(body)
     return _join_parts([(name, value if is_text(name) else _json_or_text(value)) for name, value in parts])
 
 
@@ -104,6 +106,13 @@ def _read_parts(body: bytes, boundary: bytes | None) -> list[tuple[str, Any]]:
     if not ends:
         raise InvalidRequest("the multipart form is cut off", field=None)
     return [(_decode(name or b""), _file_bytes(value) if isinstance(value, File) else _decode(value)) for name, value in parts]
+
+
+def _read_pairs(body: bytes) -> list[tuple[str, Any]]:
+    try:
+        return list(parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARTS))
+    except ValueError as error:  # also of what is not UTF-8
+        raise InvalidRequest("the body is not a valid form", field=None) from error
 
 
 def _file_bytes(part: File) -> bytes:

@@ -122,17 +122,17 @@ def fish_schema() -> dict[str, Any]:
 
 
 @contextmanager
-def fish_names() -> Iterator[None]:
-    """Errors raised inside speak of Fish Audio's names, and of an unknown voice as of something that is not found."""
+def fish_names(names: Mapping[str, str] = NAMES | {"mp3_bitrate or opus_bitrate": "bitrate"}) -> Iterator[None]:
+    """Errors raised inside speak of Fish Audio's `names`, and of an unknown voice as of something that is not found."""
     try:
         yield
     except InvalidRequest as error:
         if error.code == "unknown_voice":
             raise VoiceNotFound(str(error), field="reference_id") from None
-        theirs = {ours: name for name, ours in NAMES.items()} | {"bitrate": "mp3_bitrate or opus_bitrate"}
-        name = theirs.get(error.field or "")
-        if name is not None:
+        theirs = {ours: name for name, ours in names.items()}
+        field = error.field or ""
+        if field in theirs:
             message = str(error)
-            error.args = (name + message.removeprefix(str(error.field)) if message.startswith(str(error.field)) else message,)
-            error.message, error.field = error.args[0], name
+            error.message = theirs[field] + message.removeprefix(field) if message.startswith(field) else message
+            error.args, error.field = (error.message,), theirs[field]
         raise

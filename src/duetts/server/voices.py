@@ -69,8 +69,8 @@ def voices_router(service: SpeechService, config: ServerConfig) -> APIRouter:
     @router.post(PATH, status_code=201, openapi_extra=_request_body(VOICE_PARTS, ("audio_sample", "name", "ref_text")))
     async def add_voice(request: Request) -> Response:
         """Store a voice. It is decoded and encoded before anything is replaced, and speaks at once in every server process."""
-        body = await _read_parts(request, config, VOICE_PARTS)
-        draft = _read_draft(body, config)
+        body = await read_parts(request, config, VOICE_PARTS)
+        draft = read_draft(body, config)
         overwrite = _flag(body, "overwrite", config.voices.overwrite)
         ignored = ignored_names(unknown_names([name for name in body if name not in VOICE_PARTS], config))
         voice = await service.voices.add(draft, replace=overwrite)
@@ -110,8 +110,8 @@ def consents_router(service: SpeechService, config: ServerConfig) -> APIRouter:
     @router.post(CONSENTS_PATH, openapi_extra=_request_body(CONSENT_PARTS, tuple(CONSENT_PARTS)))
     async def add_consent(request: Request) -> dict[str, Any]:
         """Keep a recording of consent."""
-        body = await _read_parts(request, config, CONSENT_PARTS)
-        name, language = (_required_text(body, field) for field in ("name", "language"))
+        body = await read_parts(request, config, CONSENT_PARTS)
+        name, language = (required_text(body, field) for field in ("name", "language"))
         return _consent_object(await service.consents.add(name, language, _file(body, "recording", config)))
 
     @router.get(CONSENTS_PATH)
@@ -137,7 +137,7 @@ def consents_router(service: SpeechService, config: ServerConfig) -> APIRouter:
     @router.post(CONSENTS_PATH + "/{consent_id}", openapi_extra=_request_body({"name": CONSENT_PARTS["name"]}, ("name",)))
     async def rename_consent(consent_id: str, request: Request) -> dict[str, Any]:
         """Give a consent another name."""
-        name = _required_text(await _read_parts(request, config, CONSENT_PARTS), "name")
+        name = required_text(await read_parts(request, config, CONSENT_PARTS), "name")
         return _consent_object(await service.consents.rename(consent_id, name))
 
     @router.delete(CONSENTS_PATH + "/{consent_id}")
@@ -201,11 +201,13 @@ def _consent_object(consent: Consent) -> dict[str, Any]:
 # -- bodies --------------------------------------------------------------------------------------------------------------
 
 
-async def _read_parts(request: Request, config: ServerConfig, parts: dict[str, Part]) -> dict[str, Any]:
+async def read_parts(
+    request: Request, config: ServerConfig, parts: dict[str, Part], urlencoded: bool = False
+) -> dict[str, Any]:
     """The fields of a form or JSON object under their own names. Null is the same as absent."""
     own = {alias: name for name, part in parts.items() for alias in (name, *part.aliases)}
     body: dict[str, Any] = {}
-    for name, value in (await read_body(request, config.limits.max_body_bytes, lambda _: True)).items():
+    for name, value in (await read_body(request, config.limits.max_body_bytes, lambda _: True, urlencoded)).items():
         if value is None:
             continue
         known = own.get(name, name)
@@ -215,12 +217,13 @@ async def _read_parts(request: Request, config: ServerConfig, parts: dict[str, P
     return body
 
 
-def _read_draft(body: dict[str, Any], config: ServerConfig) -> VoiceDraft:
+def read_draft(body: dict[str, Any], config: ServerConfig) -> VoiceDraft:
+    """What is to be stored, from the fields of `VOICE_PARTS`."""
     consent = _text(body, "consent")
     if not consent.strip() and config.voices.consent_required:
         raise _missing("consent", "says where the speaker's consent is; it is")
     return VoiceDraft(
-        name=_required_text(body, "name"),
+        name=required_text(body, "name"),
         audio=_file(body, "audio_sample", config),
         transcript=_text(body, "ref_text") or None,
         consent=consent,
@@ -239,7 +242,8 @@ def _text(body: dict[str, Any], field: str) -> str:
     return value
 
 
-def _required_text(body: dict[str, Any], field: str) -> str:
+def required_text(body: dict[str, Any], field: str) -> str:
+    """A field's text. Raises `InvalidRequest` if there is none."""
     if field not in body:
         raise _missing(field)
     return _text(body, field)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -305,17 +305,49 @@ class VoiceLibrary:
         await self._threads.run(self._store.add, voice, draft.audio, self._info.codec_id, codes, replace=replace)
         return voice
 
+    async def change(
+        self, name: str, *, new_name: str | None = None, description: str | None = None, tags: str | None = None
+    ) -> Voice:
+        """Changes what is known of a stored voice, not its clip. A new name is there before the old one goes."""
+        stored = await self._own(name)
+        shown = stored.voice.name if new_name is None else clean_name(new_name)
+        if name_key(shown) in self._presets:
+            raise InvalidRequest(f"name {shown!r} belongs to a voice that ships with the model", field="name")
+        details = {"description": description, "tags": tags}
+        given: dict[str, Any] = {field: text for field, text in details.items() if text is not None}
+        for field, text in given.items():
+            check_detail(field, text)
+        changed = replace(stored.voice, name=shown, **given)
+        moves = name_key(shown) != name_key(stored.voice.name)
+        codec_id = self._info.codec_id
+        try:
+            audio = await self._threads.run(stored.audio)
+        except FileNotFoundError:
+            raise VoiceExists(f"somebody else is changing the voice {name[:64]!r}") from None
+        codes = await self._threads.run(stored.codes, codec_id) if codec_id else None
+        await self._threads.run(self._store.add, changed, audio, codec_id, codes, replace=not moves, bounded=False)
+        if moves:
+            await self._threads.run(self._store.remove, name)
+        return changed
+
     async def remove(self, name: str) -> Voice:
         """Removes a stored voice. Those who speak with it keep what they have."""
+        stored = await self._own(name)
+        if not await self._threads.run(self._store.remove, name):
+            raise VoiceNotFound(f"there is no voice {name[:64]!r}")
+        return stored.voice
+
+    async def _own(self, name: str) -> StoredVoice:
+        """A stored voice that may be changed. Raises `VoiceNotFound`, `ProtectedVoice`."""
         key = name_key(name)
         if key == "default" or (key == name_key(self.default_name) and key != BARE):
             raise ProtectedVoice("this is the default voice of the server")
         stored = await self._threads.run(self._store.find, name)
         if stored is None and key in self._presets:
             raise ProtectedVoice("this voice ships with the model")
-        if stored is None or not await self._threads.run(self._store.remove, name):
+        if stored is None:
             raise VoiceNotFound(f"there is no voice {name[:64]!r}")
-        return stored.voice
+        return stored
 
     def close(self) -> None:
         """Reads and writes no more. Waits for nothing."""
