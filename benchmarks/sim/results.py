@@ -56,7 +56,7 @@ class Result:
         return self.smooth >= SHARE and self.ttfa_p95_s <= TTFA_S and self.failed == 0
 
     def as_json(self) -> dict[str, Any]:
-        values = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        values = {name: round(float(value), 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
         return {name: value if value != math.inf else None for name, value in values.items()}
 
 

@@ -50,8 +50,8 @@ def test_far_below_capacity_nobody_waits_and_policies_make_the_same() -> None:
 
 
 def test_beyond_capacity_it_is_seen() -> None:
-    assert not simulate(Load(700), FCFS, warm_s=6.0, window_s=2.0).holds
-    refusing = simulate(Load(700), REFUSING, warm_s=6.0, window_s=2.0)
+    assert not simulate(Load(900), FCFS, warm_s=7.0, window_s=2.0).holds
+    refusing = simulate(Load(900), REFUSING, warm_s=7.0, window_s=2.0)
     assert refusing.failed > 0
     assert not refusing.holds
 
