@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.errors import CheckpointError, ModelNotFound
-from duetts.json_fields import read_json
-from duetts.model_config import CodecConfig, ModelConfig, read_model_config
+from duetts.model_config import CodecConfig, ModelConfig, read_codec_config, read_model_config
 from duetts.models.codec import Codec
 from duetts.models.codec_layers import CausalTransposedConv
 from duetts.models.dual_ar import DualAR
@@ -56,8 +55,7 @@ def find_model(name: str, revision: str | None = None, cache: Path | None = None
 def read_configs(folder: Path) -> tuple[ModelConfig, CodecConfig]:
     """The model's and the codec's dimensions, checked against each other."""
     config = read_model_config(folder)
-    optional = folder / "codec_config.json"
-    codec = CodecConfig.from_dict(read_json(optional)) if optional.exists() else CodecConfig()
+    codec = read_codec_config(folder)
     if codec.num_codebooks != config.num_codebooks:
         raise CheckpointError(f"the model has {config.num_codebooks} codebooks, its codec {codec.num_codebooks}")
     if codec.semantic_size != config.num_semantic:

@@ -370,6 +370,12 @@ def read_sampling(folder: Path) -> Sampling:
     return sampling
 
 
+def read_codec_config(folder: Path) -> CodecConfig:
+    """The codec's configuration: that of the folder, or else S2 Pro's, whose repository has none."""
+    path = folder / "codec_config.json"
+    return CodecConfig.from_dict(read_json(path)) if path.exists() else CodecConfig()
+
+
 def read_model_config(folder: Path) -> ModelConfig:
     """The model's configuration; token ids that it does not name are looked up in the folder's tokenizer.json."""
     values = read_json(folder / "config.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from duetts.types import Consent, Granularity, SpeakerInfo, Speech, SpeechRequest, Voice, VoiceDraft
+from duetts.types import Consent, Granularity, Int32, SpeakerInfo, Speech, SpeechRequest, Voice, VoiceDraft
 
 
 class Arriving(Protocol):
@@ -120,6 +120,14 @@ class SpeechService(Protocol):
 
         Raises `InvalidRequest` for what the caller can fix, `Overloaded` or `NotReady` when there is no room.
         """
+        ...
+
+    async def codes_of(self, audio: bytes, field: str) -> Int32:
+        """Codes int32 [codebooks, frames] of an encoded audio file. Raises `InvalidRequest` naming the field."""
+        ...
+
+    async def sound_of(self, codes: Int32, field: str, request_id: str) -> bytes:
+        """Mono signed 16-bit PCM at the codec rate of codes [codebooks, frames]. Raises `InvalidRequest` naming the field."""
         ...
 
     def stats(self) -> dict[str, Any]:

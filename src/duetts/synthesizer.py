@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from duetts.config import Limits, VoicesConfig
 from duetts.errors import EmptyGeneration, InvalidRequest
-from duetts.model_config import read_model_config, read_sampling
+from duetts.model_config import read_codec_config, read_model_config, read_sampling
 from duetts.narration import Narration, Piece, Script
 from duetts.service import Arriving
 from duetts.text.arrival import ArrivingText
@@ -32,6 +33,7 @@ from duetts.voices.reference import Clip, ReferenceCodes
 
 CHUNK_LENGTH = 300  # UTF-8 bytes of a piece: about 20 s of English, and what the models were trained to say at once
 SHORTEST_CHUNK_LENGTH = 50  # of pieces that must be shorter to fit the context
+RECORDING_MIN_S, RECORDING_MAX_S = 0.01, 60.0  # of what the codec is asked to encode or decode by itself
 STUCK_S = 3.0  # a speech that holds one semantic token for so long has lost its text
 
 # What the model says in the clip that becomes its default voice, and how long that must last at least to be speech.
@@ -87,11 +89,16 @@ class Synthesizer:
     ) -> None:  # fmt: skip
         self.limits = limits or Limits()
         self._config = read_model_config(folder)
+        self._codec = read_codec_config(folder)
         self._tokenizer = Tokenizer.load(folder, self._config)
         self._defaults = read_sampling(folder)
         self._speaker = speaker
         rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
         self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id)
+        recordings = replace(
+            self.limits, reference_min_s=RECORDING_MIN_S, reference_max_s=RECORDING_MAX_S, reference_cache_bytes=0
+        )  # fmt: skip
+        self._recordings = ReferenceCodes(speaker.encode_reference, rate, recordings)
         voices = voices or VoicesConfig()
         self.voices = VoiceLibrary(voices, folder / "voices", speaker.info, self._references, self)
         self.consents = ConsentStore(
@@ -119,6 +126,7 @@ class Synthesizer:
 
     async def close(self) -> None:
         self._references.close()
+        self._recordings.close()
         self.voices.close()
         self.consents.close()
         await self._speaker.close()
@@ -142,6 +150,41 @@ class Synthesizer:
             input_audio_tokens=sum(codes.shape[1] for codes, _ in spoken.references), voice=spoken.voice,
             reference_hit=spoken.hit,
         )  # fmt: skip
+
+    # -- the codec by itself
+
+    async def codes_of(self, audio: bytes, field: str) -> Int32:
+        """Codes of an audio file that may be shorter and longer than a reference."""
+        clip = await self._recordings.decode(audio, field)
+        return (await self._recordings.codes(clip)).codes
+
+    async def sound_of(self, codes: Int32, field: str, request_id: str) -> bytes:
+        """PCM of codes, which are checked first."""
+        self._check_codes(codes, field)
+        prompt = np.concatenate((np.zeros((1, codes.shape[1]), np.int32), codes))
+        utterance = Utterance(request_id, prompt, self._defaults, 0, 1, decode_only=True)
+        speech = Speech(
+            self._speaker.speak(utterance), request_id=request_id, seed=0, input_tokens=0, sample_rate=self.info.sample_rate
+        )
+        async with aclosing(speech):
+            return b"".join([chunk.pcm async for chunk in speech])
+
+    def _check_codes(self, codes: Int32, field: str) -> None:
+        books, frames = codes.shape
+        if books != self.info.num_codebooks:
+            raise InvalidRequest(f"{field} has {books} codebooks; the model has {self.info.num_codebooks}", field=field)
+        most = min(int(RECORDING_MAX_S * self.info.sample_rate / self.info.frame_length), self.info.max_model_len - 1)
+        if not 1 <= frames <= most:
+            raise InvalidRequest(
+                f"{field} has {frames} frames; it must have between 1 and {most}", field=field, code="out_of_range"
+            )
+        for book, row in enumerate(codes):
+            size = self._codec.residual_size if book else self._codec.semantic_size
+            if row.min() < 0 or row.max() >= size:
+                raise InvalidRequest(
+                    f"{field} holds {row.min()}..{row.max()} in codebook {book}; 0..{size - 1} are allowed", field=field,
+                    code="out_of_range",
+                )  # fmt: skip
 
     async def _cloned(self, request: SpeechRequest, text: str) -> _Spoken:
         """The text in the voice of clips that came with the request."""

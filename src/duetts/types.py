@@ -154,6 +154,7 @@ class Utterance:
     max_repeats: int = 0
     continues: bool = False
     lead_s: float = 0.0
+    decode_only: bool = False  # nothing is drawn: the codes of the prompt are the frames, whatever its tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,3 +253,51 @@ def test_devices_are_named_or_refused() -> None:
     for name in ("tpu", "cuda:99", "mps"):
         with pytest.raises(ConfigError, match=name):
             choose_device(name)
+
+
+# -- codes that are known ------------------------------------------------------------------------------------------------
+
+
+def known(codes: Int32, **changes: Any) -> Utterance:
+    """An utterance whose frames are given."""
+    prompt = np.concatenate((np.zeros((1, codes.shape[1]), np.int32), codes))
+    return Utterance("known", prompt, Sampling(), 0, 1, decode_only=True, **changes)
+
+
+async def test_known_codes_give_the_sound_that_they_were_spoken_with(tiny_folder: Path, prompts: list[Int32]) -> None:
+    """Alone, and while others speak; nothing is drawn for them."""
+    work = list(utterances(prompts, 8))
+    async with speaker(tiny_folder) as own:
+        spoken = [[item async for item in own.speak(utterance)] for utterance in work]
+        chunks = [[item for item in items if isinstance(item, Chunk)] for items in spoken]
+        codes = [np.concatenate([chunk.codes for chunk in each], axis=1) for each in chunks if each]
+        pcm = [b"".join(chunk.pcm for chunk in each) for each in chunks if each]
+        steps = own.stats()["steps"]
+        alone = [await collect(own, known(each)) for each in codes]
+        assert own.stats()["steps"] == steps
+        assert [sound for sound, _ in alone] == pcm
+        assert [(outcome.reason, outcome.num_frames) for _, outcome in alone] == [("stop", each.shape[1]) for each in codes]
+        busy = [asyncio.create_task(collect(own, utterance)) for utterance in work]
+        together = await asyncio.gather(*(collect(own, known(each, streaming=True)) for each in codes))
+        assert [sound for sound, _ in together] == pcm
+        await asyncio.gather(*busy)
+        await settled(own)
+
+
+async def test_decoding_ends_when_nobody_waits(tiny_folder: Path) -> None:
+    codes = np.random.default_rng(1).integers(0, 32, (4, 900)).astype(np.int32)
+    async with speaker(tiny_folder, max_num_seqs=1, max_queue=1) as own:
+        items = own.speak(known(codes, streaming=True))
+        assert isinstance(await anext(items), Chunk)
+        await items.aclose()
+        await settled(own)
+        assert own.stats()["finished"] == {"aborted": 1}
+        _, outcome = await collect(own, known(codes, timeout_s=0.05))
+        assert isinstance(outcome.error, DeadlineExceeded)
+        await settled(own)
+        waiting = [asyncio.create_task(collect(own, known(codes[:, :20]))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await collect(own, known(codes))
+        assert [outcome.num_frames for _, outcome in await asyncio.gather(*waiting)] == [20, 20]
+        await settled(own)

@@ -81,6 +81,16 @@ class SineService:
     def arriving(self, granularity: Granularity, most: int) -> Arriving:
         return ArrivingText(granularity, most)
 
+    async def codes_of(self, audio: bytes, field: str) -> Int32:
+        return await self.encode(decode_audio(audio, rate=RATE, min_s=0.01, max_s=60, field=field))
+
+    async def sound_of(self, codes: Int32, field: str, request_id: str) -> bytes:
+        """The first codebook's codes, a frame each."""
+        if codes.shape[0] != 4 or codes.max() > 1023:
+            raise InvalidRequest(f"{field} has no 4 codebooks of 1024", field=field)
+        await asyncio.sleep(self.knobs.chunk_wait_s)
+        return np.repeat(codes[0], FRAME).astype("<i2").tobytes()
+
     async def encode(self, wave: Float32) -> Int32:
         """Codes that tell the length and the level."""
         self.encoded += 1

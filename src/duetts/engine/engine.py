@@ -80,13 +80,15 @@ class Engine:
         playout = Playout(self._parts.room.frame_s)
         if utterance.continues:
             playout.began = now + utterance.lead_s
-        sequence = Sequence(utterance, channel, playout, blocks=self._scheduler.prepare(utterance), submitted=now)
+        blocks = [] if utterance.decode_only else self._scheduler.prepare(utterance)
+        sequence = Sequence(utterance, channel, playout, blocks=blocks, submitted=now)
         needed = sequence.prompt_length + utterance.max_frames
         assert needed <= self._parts.room.length, f"{needed} positions are needed, a sequence has {self._parts.room.length}"
         with self._wake:
             self._check_room(beyond=utterance.continues)
             self._open += 1
-            self._inbox.append(lambda: self._scheduler.add(sequence))
+            begin = self._decode if utterance.decode_only else self._scheduler.add
+            self._inbox.append(lambda: begin(sequence))
             self._wake.notify()
         return sequence
 
@@ -219,6 +221,15 @@ class Engine:
     def _cancel_all(self) -> None:
         for sequence in [*self._scheduler.everyone(), *self._codec.sequences()]:
             sequence.cancelled = True
+
+    def _decode(self, sequence: Sequence) -> None:
+        """Frames that are known go to the codec at once, and are all there are."""
+        columns = list(sequence.utterance.prompt.T)
+        for column in columns:
+            sequence.keep(column)
+        sequence.finished = "stop"
+        self._codec.push([(sequence, column[1:]) for column in columns])
+        self._codec.end(sequence)
 
     def _end_due(self) -> None:
         now = self._clock()

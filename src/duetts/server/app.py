@@ -26,6 +26,7 @@ from duetts.server.batch import batch_router
 from duetts.server.bodies import Bodies
 from duetts.server.errors import error_kind, error_object, error_response, route_path
 from duetts.server.fish import fish_router
+from duetts.server.fish_codec import codec_router
 from duetts.server.fish_live import fish_live_router
 from duetts.server.fish_voices import model_router, references_router
 from duetts.server.health import Health, health_router
@@ -70,6 +71,7 @@ def create_app(
     app.include_router(fish_router(service, config, outcomes))
     app.include_router(fish_live_router(service, config, outcomes))
     app.include_router(references_router(service, config))
+    app.include_router(codec_router(service, config))
     app.include_router(model_router(service, config))
     app.include_router(models_router(service, config))
     app.include_router(voices_router(service, config))

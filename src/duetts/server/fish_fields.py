@@ -7,8 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import ormsgpack
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest, VoiceNotFound
+from duetts.server.body import MSGPACK
 from duetts.server.schemas import (
     FIELDS,
     SpeechOrder,
@@ -119,6 +124,16 @@ def fish_schema() -> dict[str, Any]:
     shared = {name: FIELDS[NAMES.get(name, name)] for name in (*NAMES, *SAME) if "." not in name}
     properties = {name: field_schema(field) for name, field in (shared | OWN).items()}
     return {"type": "object", "required": ["text"], "properties": properties}
+
+
+def wants_json(request: Request) -> bool:
+    """Whether an answer is to be JSON: msgpack is what Fish Audio's servers give to whoever does not say."""
+    return "application/json" in request.headers.get("accept", "") or request.query_params.get("format") == "json"
+
+
+def fish_answer(request: Request, content: dict[str, Any]) -> Response:
+    """An answer as it is asked for."""
+    return JSONResponse(content) if wants_json(request) else Response(ormsgpack.packb(content), media_type=MSGPACK)
 
 
 @contextmanager

@@ -10,14 +10,12 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-import ormsgpack
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest
-from duetts.server.body import MSGPACK
-from duetts.server.fish_fields import fish_names
+from duetts.server.fish_fields import fish_answer, fish_names
 from duetts.server.schemas import ignored_names
 from duetts.server.voices import VOICE_PARTS, Part, read_draft, read_parts, required_text
 from duetts.service import SpeechService
@@ -73,10 +71,7 @@ def references_router(service: SpeechService, config: ServerConfig) -> APIRouter
 
 
 def _answer(request: Request, message: str, **fields: Any) -> Response:
-    content = {"success": True, "message": message, **fields}
-    if "application/json" in request.headers.get("accept", "") or request.query_params.get("format") == "json":
-        return JSONResponse(content)
-    return Response(ormsgpack.packb(content), media_type=MSGPACK)
+    return fish_answer(request, {"success": True, "message": message, **fields})
 
 
 def model_router(service: SpeechService, config: ServerConfig) -> APIRouter:
