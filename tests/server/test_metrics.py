@@ -316,8 +316,8 @@ def test_a_client_that_leaves_frees_the_engine(endless_folder: Path) -> None:
             with http.stream("POST", "/v1/audio/speech", json=order) as answer:
                 next(answer.iter_raw())
                 told = numbers(http)
-                assert told.get("num_requests_running", engine="0") == 1
-                assert told.get("kv_pages_used", engine="0") > 0
+                assert told.get("num_requests_open", engine="0") >= 1
+                assert told.get("streams_decoding", engine="0") >= 1
             told = wait_for(http, 1, "stream_aborted_total", reason="client_disconnect")
             deadline = time.monotonic() + 1
             while told.get("num_requests_open", engine="0") and time.monotonic() < deadline:
