@@ -140,7 +140,7 @@ async def test_every_chunk_policy_gives_the_same_bytes(
                 pcm += item.pcm
     assert pcm == expected
     if streaming:
-        assert sizes[0] == min(first, largest, 4)
+        assert min(first, largest, 4) <= sizes[0] <= min(2 * first, largest, 4)
         assert max(sizes) <= largest
 
 
