@@ -66,6 +66,23 @@ def test_openapi_lists_the_fields(door: Door) -> None:
     assert content["multipart/form-data"]["schema"]["required"] == ["input"]
 
 
+def test_openapi_has_the_bodies_of_all_doors(door: Door) -> None:
+    routes = door.http.get("/openapi.json").json()["paths"]
+    bodies = {
+        (path, method): next(iter(route["requestBody"]["content"].values()))["schema"]["properties"].keys()
+        for path, methods in routes.items()
+        for method, route in methods.items()
+        if "requestBody" in route
+    }
+    assert "items" in bodies["/v1/audio/speech/batch", "post"]
+    assert "text" in bodies["/v1/tts", "post"]
+    assert {"id", "audio", "text"} <= bodies["/v1/references/add", "post"]
+    assert {"title", "voices", "texts"} <= bodies["/model", "post"]
+    assert bodies["/v1/vqgan/decode", "post"] == {"tokens"}
+    taking = {(path, method) for path, methods in routes.items() for method in methods if method in ("post", "patch")}
+    assert taking - bodies.keys() == {("/v1/health", "post")}
+
+
 def test_the_server_loads_without_torch() -> None:
     code = (
         "import json, sys, duetts.server.app\n"

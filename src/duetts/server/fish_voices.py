@@ -17,7 +17,7 @@ from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest
 from duetts.server.fish_fields import fish_answer, fish_names
 from duetts.server.schemas import ignored_names
-from duetts.server.voices import VOICE_PARTS, Part, read_draft, read_parts, required_text
+from duetts.server.voices import VOICE_PARTS, Part, read_draft, read_parts, request_body, required_text
 from duetts.service import SpeechService
 from duetts.types import Voice
 
@@ -27,6 +27,7 @@ MODEL_PARTS = {
     name: Part(part.note, tuple(theirs for theirs, ours in MODEL_NAMES.items() if ours == name), part.kind)
     for name, part in VOICE_PARTS.items()
 }
+UPLOADED, CHANGED = ("title", "voices", "texts"), ("title", "description", "tags")
 RENAME_PARTS = {"old_reference_id": Part("The name so far."), "new_reference_id": Part("The name from now on.")}
 REMOVE_PARTS = {"reference_id": Part("The name.")}
 MAX_PAGE = 1000
@@ -36,7 +37,9 @@ def references_router(service: SpeechService, config: ServerConfig) -> APIRouter
     """/v1/references: add, list, update, delete. Answers are msgpack unless JSON is asked for."""
     router = APIRouter()
 
-    @router.post("/v1/references/add", response_class=Response)
+    upload = request_body(_in_their_names(VOICE_PARTS, REFERENCE_NAMES), tuple(REFERENCE_NAMES))
+
+    @router.post("/v1/references/add", response_class=Response, openapi_extra=upload)
     async def add(request: Request) -> Response:
         """Store a voice: id, audio, text."""
         with fish_names(REFERENCE_NAMES):
@@ -49,7 +52,9 @@ def references_router(service: SpeechService, config: ServerConfig) -> APIRouter
         names = [voice.name for voice in await service.voices.all()]
         return _answer(request, f"there are {len(names)} voices", reference_ids=names)
 
-    @router.post("/v1/references/update", response_class=Response)
+    names = request_body(RENAME_PARTS, tuple(RENAME_PARTS))
+
+    @router.post("/v1/references/update", response_class=Response, openapi_extra=names)
     async def rename(request: Request) -> Response:
         """Give a voice another name."""
         body = await read_parts(request, config, RENAME_PARTS)
@@ -58,7 +63,7 @@ def references_router(service: SpeechService, config: ServerConfig) -> APIRouter
             voice = await service.voices.change(old, new_name=new)
         return _answer(request, f"the voice is now {voice.name!r}", old_reference_id=old, new_reference_id=voice.name)
 
-    @router.delete("/v1/references/delete", response_class=Response)
+    @router.delete("/v1/references/delete", response_class=Response, openapi_extra=request_body(REMOVE_PARTS, ()))
     async def remove(request: Request, reference_id: str | None = None) -> Response:
         """Remove a voice, named in the body or the query."""
         if reference_id is None:
@@ -93,7 +98,9 @@ def model_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         """One voice."""
         return model_object(await service.voices.get(model_id))
 
-    @router.post("/model", status_code=201, response_class=JSONResponse)
+    parts = _in_their_names(VOICE_PARTS, MODEL_NAMES)
+
+    @router.post("/model", status_code=201, response_class=JSONResponse, openapi_extra=request_body(parts, UPLOADED))
     async def create_model(request: Request) -> Response:
         """Store a voice: title, one file of voices, one of texts."""
         with fish_names(MODEL_NAMES):
@@ -104,7 +111,9 @@ def model_router(service: SpeechService, config: ServerConfig) -> APIRouter:
             voice = await service.voices.add(draft, replace=False)
         return _model_answer(voice, body, tuple(MODEL_PARTS), 201)
 
-    @router.patch("/model/{model_id:path}", response_class=JSONResponse)
+    changed = request_body({name: parts[name] for name in CHANGED}, ())
+
+    @router.patch("/model/{model_id:path}", response_class=JSONResponse, openapi_extra=changed)
     async def change_model(model_id: str, request: Request) -> Response:
         """Change a voice's title, description or tags. A new title is a new id."""
         with fish_names(MODEL_NAMES):
@@ -120,6 +129,12 @@ def model_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         return {"_id": voice.name, "deleted": True}
 
     return router
+
+
+def _in_their_names(parts: dict[str, Part], names: dict[str, str]) -> dict[str, Part]:
+    """An upload in Fish Audio's names. Nothing can be overwritten there."""
+    theirs = {ours: name for name, ours in names.items()}
+    return {theirs.get(name, name): part for name, part in parts.items() if name != "overwrite"}
 
 
 def _count(field: str, text: str, most: int) -> int:

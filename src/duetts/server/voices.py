@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest, ProtectedVoice, VoiceNotFound
-from duetts.server.body import FORM, JSON, read_body
+from duetts.server.body import FORM, JSON, MSGPACK, read_body
 from duetts.server.references import read_clip
 from duetts.server.schemas import ignored_names, unknown_names
 from duetts.service import SpeechService, Voices
@@ -66,7 +66,7 @@ def voices_router(service: SpeechService, config: ServerConfig) -> APIRouter:
             "default_voice": service.voices.default_name,
         }
 
-    @router.post(PATH, status_code=201, openapi_extra=_request_body(VOICE_PARTS, ("audio_sample", "name", "ref_text")))
+    @router.post(PATH, status_code=201, openapi_extra=request_body(VOICE_PARTS, ("audio_sample", "name", "ref_text")))
     async def add_voice(request: Request) -> Response:
         """Store a voice. It is decoded and encoded before anything is replaced, and speaks at once in every server process."""
         body = await read_parts(request, config, VOICE_PARTS)
@@ -107,7 +107,7 @@ def consents_router(service: SpeechService, config: ServerConfig) -> APIRouter:
     """The routes of consents, which are kept and nothing more."""
     router = APIRouter()
 
-    @router.post(CONSENTS_PATH, openapi_extra=_request_body(CONSENT_PARTS, tuple(CONSENT_PARTS)))
+    @router.post(CONSENTS_PATH, openapi_extra=request_body(CONSENT_PARTS, tuple(CONSENT_PARTS)))
     async def add_consent(request: Request) -> dict[str, Any]:
         """Keep a recording of consent."""
         body = await read_parts(request, config, CONSENT_PARTS)
@@ -134,7 +134,7 @@ def consents_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         """One consent."""
         return _consent_object(await service.consents.get(consent_id))
 
-    @router.post(CONSENTS_PATH + "/{consent_id}", openapi_extra=_request_body({"name": CONSENT_PARTS["name"]}, ("name",)))
+    @router.post(CONSENTS_PATH + "/{consent_id}", openapi_extra=request_body({"name": CONSENT_PARTS["name"]}, ("name",)))
     async def rename_consent(consent_id: str, request: Request) -> dict[str, Any]:
         """Give a consent another name."""
         name = required_text(await read_parts(request, config, CONSENT_PARTS), "name")
@@ -270,11 +270,11 @@ def _missing(field: str, what: str = "is") -> InvalidRequest:
     return InvalidRequest(f"{field} {what} missing", field=field, code="missing_field")
 
 
-def _request_body(parts: dict[str, Part], required: tuple[str, ...]) -> dict[str, Any]:
+def request_body(parts: dict[str, Part], required: tuple[str, ...]) -> dict[str, Any]:
     """The body of an upload, for OpenAPI."""
     types: dict[str, dict[str, str]] = {
         "text": {"type": "string"}, "file": {"type": "string", "format": "binary"}, "flag": {"type": "boolean"}
     }  # fmt: skip
     properties = {name: {"description": part.note, **types[part.kind]} for name, part in parts.items()}
     schema = {"schema": {"type": "object", "required": list(required), "properties": properties}}
-    return {"requestBody": {"required": True, "content": {FORM: schema, JSON: schema}}}
+    return {"requestBody": {"required": bool(required), "content": dict.fromkeys((FORM, JSON, MSGPACK), schema)}}
