@@ -131,6 +131,19 @@ async def test_what_cannot_fit_is_refused_before_a_clip_is_encoded(tiny_folder: 
     assert tight.encoded == 0
 
 
+async def test_the_size_of_the_first_chunk(tiny_folder: Path) -> None:
+    speaker = NotingSpeaker()
+    synthesizer = Synthesizer(tiny_folder, speaker)
+    for frames in (0, 3):
+        speech = await synthesizer.start(SpeechRequest("Hi.", voice="none", first_chunk=frames, streaming=True))
+        assert [chunk.num_frames async for chunk in speech] == [1]
+        assert speaker.asked[-1].first_chunk == frames
+    for frames in (-1, 1001):
+        with pytest.raises(InvalidRequest, match="initial_codec_chunk_frames") as refusal:
+            await synthesizer.start(SpeechRequest("Hi.", first_chunk=frames))
+        assert refusal.value.code == "out_of_range"
+
+
 @pytest.mark.parametrize("length", [99, 1001, 0, -5])
 async def test_a_length_of_pieces_out_of_range_is_refused(tiny_folder: Path, length: int) -> None:
     with pytest.raises(InvalidRequest, match="between 100 and 1000") as refusal:

@@ -49,6 +49,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(2**63), 2**63 - 1),
     "max_new_tokens": (1, 2**31),
     "chunk_length": (100, 1000),
+    "initial_codec_chunk_frames": (0, 1000),
     "timeout": (0.001, 86400.0),
 }
 
@@ -63,6 +64,7 @@ def check_ranges(request: SpeechRequest) -> None:
         "seed": request.seed,
         "max_new_tokens": request.max_new_tokens if request.max_piece_frames is None else request.max_piece_frames,
         "chunk_length": request.chunk_length,
+        "initial_codec_chunk_frames": request.first_chunk,
         "timeout": request.timeout_s,
     }
     for field, value in values.items():
@@ -291,6 +293,7 @@ class Synthesizer:
             max_frames=pieces[0].max_frames,
             timeout_s=request.timeout_s,
             streaming=request.streaming,
+            first_chunk=request.first_chunk,
             voice_key=_voice_key(references) or (secrets.token_hex(8) if len(pieces) > 1 else ""),
             shared_positions=voice_positions(self._tokenizer, references) if references else 0,
             max_repeats=round(STUCK_S * self.info.sample_rate / self.info.frame_length) if trusted else 0,

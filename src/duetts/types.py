@@ -124,6 +124,7 @@ class SpeechRequest:
     continues: Said | None = None  # what this is the continuation of; its seed counts, and no place in the line is needed
     timeout_s: float | None = None
     streaming: bool = False  # somebody listens while it is made
+    first_chunk: int = 0  # frames that are sent first; 0: as the engine sees fit
     request_id: str = ""
 
 
@@ -154,6 +155,7 @@ class Utterance:
     max_repeats: int = 0
     continues: bool = False
     lead_s: float = 0.0
+    first_chunk: int = 0  # frames of a streaming utterance's first chunk; 0: as the engine sees fit
     decode_only: bool = False  # nothing is drawn: the codes of the prompt are the frames, whatever its tokens
 
 

@@ -43,9 +43,10 @@ class Vocoder:
         return [bytes(2 * codes.shape[2])] * len(slots)
 
 
-def sequence(number: int, *, streaming: bool) -> tuple[Sequence, Ear]:
+def sequence(number: int, *, streaming: bool, first_chunk: int = 0) -> tuple[Sequence, Ear]:
     ear = Ear()
-    utterance = Utterance(str(number), np.zeros((2, 4), np.int32), Sampling(), 0, 20, streaming=streaming)
+    prompt = np.zeros((2, 4), np.int32)
+    utterance = Utterance(str(number), prompt, Sampling(), 0, 20, streaming=streaming, first_chunk=first_chunk)
     return Sequence(utterance, cast(Channel, ear), Playout(0.05)), ear
 
 
@@ -99,3 +100,20 @@ def test_a_small_call_that_nobody_needs_waits_for_company() -> None:
     assert listener.playout.handed == 2
     assert worker.step()
     assert (vocoder.calls, complete.playout.handed) == ([1, 1], 8)
+
+
+@pytest.mark.parametrize(("asked", "handed"), [(0, 2), (1, 1), (4, 4), (5, 5), (100, 8)])
+def test_a_listener_may_say_how_many_frames_come_first(asked: int, handed: int) -> None:
+    worker = CodecWorker(Vocoder(4), ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: 0.0)
+    (listener, _), (complete, _) = (
+        sequence(0, streaming=True, first_chunk=asked),
+        sequence(1, streaming=False, first_chunk=asked),
+    )
+    first = []
+    for _ in range(8):
+        for each in (listener, complete):
+            worker.push([(each, np.zeros(1, np.int32))])
+        worker.step()
+        first += [listener.playout.handed] if listener.playout.handed and not first else []
+        assert complete.playout.handed in (0, 8)
+    assert first == [handed]

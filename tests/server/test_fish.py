@@ -130,10 +130,16 @@ def test_fields_reach_the_request(door: Door) -> None:
 
 
 def test_what_has_no_effect_is_listed(door: Door) -> None:
-    idle = {"latency": "low", "min_chunk_length": 50, "early_stop_threshold": 1.0, "use_memory_cache": "on", "features": ["a"]}
+    idle = {"min_chunk_length": 50, "early_stop_threshold": 1.0, "use_memory_cache": "on", "features": ["a"]}
     answer = tts(door, normalize=True, whim=1, prosody={"pitch": 1}, **idle)
     names = {"normalize", "whim", "prosody.pitch", *idle} - ({"normalize"} if FIELDS["normalize"].only is None else set())
     assert set(answer.headers["x-ignored-fields"].split(", ")) == names
+
+
+def test_latency_says_how_much_comes_first(door: Door) -> None:
+    for fields in ({}, {"latency": "low"}, {"latency": "balanced"}, {"latency": "normal"}):
+        tts(door, **fields)
+    assert [request.first_chunk for request in door.service.requests] == [0, 1, 0, 4]
 
 
 def test_every_field_of_theirs_is_known() -> None:

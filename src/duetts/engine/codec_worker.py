@@ -254,7 +254,8 @@ class CodecWorker:
             return 0
         size, quantum = self._policy.largest, self._vocoder.quantum
         if stream.sequence.streaming:
-            size = self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
+            asked = 0 if stream.last else stream.sequence.utterance.first_chunk
+            size = min(asked, size) or self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
         if quantum is not None:
             size = min(size, quantum - stream.shown) if stream.sequence.streaming else quantum - stream.shown
         if waiting < size and not stream.ended:

@@ -41,13 +41,13 @@ OWN = {
     "prosody": WireField(("object",), "speed, volume in dB, normalize_loudness."),
     "condition_on_previous_chunks": WireField(("boolean",), "Speak each piece as what follows the one before. Default: true."),
     "streaming": WireField(("boolean",), "false: one complete body instead of a stream."),
-    "latency": WireField(("string",), "normal, balanced or low. Accepted without effect.", hint=True),
+    "latency": WireField(("string",), "normal, balanced or low: how soon the first audio comes."),
     "min_chunk_length": WireField(("integer",), "Accepted without effect.", hint=True),
     "early_stop_threshold": WireField(("number",), "Accepted without effect.", hint=True),
     "use_memory_cache": WireField(("string", "boolean"), "Accepted without effect.", hint=True),
     "features": WireField(("array",), "Accepted without effect.", hint=True),
 }
-LATENCIES = ("normal", "balanced", "low")
+LATENCIES = {"normal": 4, "balanced": 0, "low": 1}  # frames that are sent first; 0: as the server does by itself
 FORMAT, CLIENTS_FORMAT = "wav", "mp3"  # of plain callers, and of Fish Audio's own clients
 LOWEST_BPS = 1000  # bit rates are kbit/s below, bit/s from here on; "auto" is -1000
 
@@ -83,7 +83,12 @@ def read_fish_order(
     unknown = unknown_names([name for name in idle if name not in (*OWN, *NAMES, *SAME)], config)
     ignored = [name for name in idle if name in unknown or name in (*OWN, *NAMES, *SAME)]
     max_frames = fields.get("max_new_tokens") or None
-    request = replace(order.request, max_piece_frames=max_frames, conditioned=fields.get("condition_on_previous_chunks", True))
+    request = replace(
+        order.request,
+        max_piece_frames=max_frames,
+        conditioned=fields.get("condition_on_previous_chunks", True),
+        first_chunk=LATENCIES[fields.get("latency", "balanced")],
+    )
     return replace(order, request=request, ignored=ignored_names(ignored))
 
 

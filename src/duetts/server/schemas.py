@@ -105,7 +105,7 @@ FIELDS: dict[str, WireField] = {
     "seed": WireField(("integer",), "64 bits, signed. Same seed, same request: same audio."),
     "timeout": WireField(("number",), "Seconds until the request is given up."),
     "extra_params": WireField(("object",), "temperature, top_p, top_k and repetition_penalty by another way."),
-    "initial_codec_chunk_frames": WireField(("integer",), "Accepted without effect.", hint=True),
+    "initial_codec_chunk_frames": WireField(("integer",), "Frames that a stream sends first; 0 leaves it to the server."),
     "task_type": _other_models("string", only=("Base",)),
     "x_vector_only_mode": _other_models(),
     "speaker_embedding": _other_models(),
@@ -169,6 +169,7 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         chunk_length=given.get("chunk_length"),
         timeout_s=given.get("timeout"),
         streaming=delivery != "complete",
+        first_chunk=given.get("initial_codec_chunk_frames", 0),
         request_id=request_id,
     )
     return SpeechOrder(request, model, output, delivery, _ignored(given, unknown, "" if references else voice_field))
