@@ -131,7 +131,7 @@ class Gpu:
     def line_s(self) -> float:
         """How long a new listener would wait outside: those before it, at the rate at which places come free."""
         listeners = sum(sequence.streaming for sequence in self.scheduler.running)
-        waiting = sum(sequence.streaming for sequence in self.open) - listeners
+        waiting = sum(s.streaming and s.slot is None and s.finished is None for s in self.open)
         return waiting * self._stay_s / max(1, listeners)
 
     def submit(self, request: Request, now: float) -> Sequence:

@@ -55,7 +55,7 @@ def by_voice(gpus: list[Gpu], request: Request) -> Gpu:
     """The package's own choice: the device of the voice unless it is clearly busier than the least busy one."""
     candidates = [routing.Candidate(gpu.index, gpu.owed) for gpu in gpus]
     utterance = request.utterance
-    chosen = routing.choose(candidates, utterance.voice_key, routing.utterance_weight(utterance), gpus[0].room.slots)
+    chosen = routing.choose(candidates, utterance.voice_key, routing.utterance_weight(utterance))
     return next(gpu for gpu in gpus if gpu.index == chosen.index)
 
 

@@ -47,7 +47,6 @@ class RemoteSpeaker:
     ) -> None:
         self.info: SpeakerInfo  # set by `start`
         self._config = config
-        self._places = engine.max_num_seqs
         self._room = engine.max_num_seqs + engine.max_queue
         self._context = zmq.asyncio.Context()
         self._news = asyncio.Event()  # replaced each time that it is set
@@ -141,7 +140,7 @@ class RemoteSpeaker:
             up = {engine.index: (engine, engine.link) for engine in self._engines if engine.takes_work and engine.link}
             candidates = [Candidate(index, link.load) for index, (_, link) in up.items() if index not in search.refusals]
             if candidates:
-                return up[choose(candidates, search.key, search.weight, self._places).index]
+                return up[choose(candidates, search.key, search.weight).index]
             full = [error for error in search.refusals.values() if isinstance(error, Overloaded)]
             if full:
                 raise min(full, key=lambda error: error.retry_after_s)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from duetts.types import Utterance
 
 POSITIONS_PER_FRAME = 32  # prompt positions that cost about as much as one frame
-SLACK = 0.25  # of an engine's places: how much busier the engine of a voice may be than the least busy one
+SLACK = 0.05  # how much busier the engine of a voice may be than the least busy one,
+SLACK_REQUESTS = 2  # besides so many requests like the new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,17 @@ def reference_weight(num_samples: int, frame_length: int) -> float:
     return num_samples / frame_length / POSITIONS_PER_FRAME
 
 
-def choose(candidates: Sequence[Candidate], key: str, weight: float, places: int) -> Candidate:
+def choose(candidates: Sequence[Candidate], key: str, weight: float) -> Candidate:
     """The first engine in the order of `key` that is not clearly busier than the least busy one; without a key, that one.
 
-    `weight` is that of the new work and `places` the number of requests that an engine speaks at once.
+    `weight` is that of the new work. What a voice saves is a part of one prompt's reading, so it may not unbalance engines by
+    more than a few hundredths of what they carry: near their capacity the busiest one decides how many listeners are served.
     """
     assert candidates, "nobody to choose from"
     least = min(candidates, key=lambda candidate: (candidate.load, candidate.index))
     if not key:
         return least
-    allowed = least.load + SLACK * places * weight
+    allowed = (1 + SLACK) * least.load + SLACK_REQUESTS * weight
     return max((c for c in candidates if c.load <= allowed), key=lambda candidate: _rank(key, candidate.index))
 
 
