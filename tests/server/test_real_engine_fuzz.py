@@ -213,7 +213,10 @@ def test_odd_requests_and_leaving_callers_leave_nothing(fuzzed: Served, caplog: 
     assert stats["alive"]
     assert not [record for record in caplog.records if record.name.startswith("duetts") and record.levelname == "ERROR"]
     assert all(thread.is_alive() for thread in threads if thread.name.startswith("duetts"))
-    assert not fuzzed.synthesizer._references._pending
-    assert fuzzed.synthesizer._speaker._engine._encoding == 0
+    references = fuzzed.synthesizer._references
+    assert not references._readings._open
+    assert not references._encodings._open
+    assert stats["encoding"] == 0
+    fuzzed.synthesizer._speaker._engine.assert_idle()
     assert before.status_code == 200
     assert fuzzed.speak(**control).content == before.content
