@@ -1,14 +1,20 @@
 """Fixtures that several rooms share."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from duetts.embedded import write_random_checkpoint
 
 from .tiny import TINY
+
+# Triton reads this once, when it is first imported: without a GPU, kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
