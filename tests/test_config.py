@@ -79,6 +79,7 @@ SAMPLES: dict[str, tuple[str, Any, Any]] = {
     "dtype": ("float16",) * 3,
     "load_format": ("dummy",) * 3,
     "dialect": ("openai",) * 3,
+    "engine_kind": ("null",) * 3,
     "log_level": ("debug",) * 3,
     "unknown_fields": ("reject",) * 3,
     "root_path": ("/a",) * 3,

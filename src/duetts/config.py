@@ -19,6 +19,7 @@ EMBEDDED = "duetts-mini"  # the model that ships with the package, also where a 
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 LOAD_FORMATS = ("auto", "dummy")
+ENGINES = ("model", "null")
 DIALECTS = ("auto", "native", "openai")
 UNKNOWN_FIELDS = ("warn", "ignore", "reject")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -112,6 +113,7 @@ class EngineConfig:
 class ProcessConfig:
     """How many engine processes there are, and how they are watched. Times are in seconds.
 
+    `kind` "null" is one that answers at once without a model, to measure all the rest.
     `listen` empty is a private unix socket for each engine; "tcp://host:port" takes that port and those after it, for networks
     that are trusted: messages are neither secret nor safe from change there. An engine that is silent for `silence_s` gets
     nothing new, after `stuck_s` it is killed. Restarts wait `restart_s`, doubling up to `restart_max_s`, from the start again
@@ -119,6 +121,7 @@ class ProcessConfig:
     """
 
     engines: int = 1
+    kind: str = "model"
     listen: str = ""
     heartbeat_s: float = 0.2
     silence_s: float = 1.0
@@ -133,6 +136,7 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, engines=self.engines)
+        _require(self.kind in ENGINES, f"kind {self.kind!r} of engine is not one of {', '.join(ENGINES)}")
         _at_least(0.01, heartbeat_s=self.heartbeat_s, start_limit_s=self.start_limit_s, restart_s=self.restart_s)
         _at_least(0, steady_s=self.steady_s, wait_s=self.wait_s, max_waiting=self.max_waiting, drain_s=self.drain_s)
         _at_least(self.restart_s, restart_max_s=self.restart_max_s)

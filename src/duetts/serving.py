@@ -22,7 +22,9 @@ import uvicorn
 
 from duetts.config import EMBEDDED, EngineConfig, ProcessConfig, ServerConfig, TlsConfig
 from duetts.engine import wire
+from duetts.engine.null import NULL_COMMAND
 from duetts.engine.remote import RemoteSpeaker
+from duetts.engine.supervisor import ENGINE_COMMAND
 from duetts.errors import ConfigError, DuettsError, ModelNotFound
 from duetts.server.app import create_app, create_waiting_app
 from duetts.server.gate import Gate
@@ -200,7 +202,8 @@ async def _start(plan: Plan, health: Health) -> Synthesizer:
     tell_licences(folder)
     health.phase = "the model is loading"
     async with AsyncExitStack() as undoing:
-        speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes)
+        command = NULL_COMMAND if plan.processes.kind == "null" else ENGINE_COMMAND
+        speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes, command)
         undoing.push_async_callback(speaker.close)
         synthesizer = Synthesizer(folder, speaker, plan.server.limits, plan.server.voices)
         undoing.push_async_callback(synthesizer.close)

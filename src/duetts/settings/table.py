@@ -212,6 +212,8 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("drain_timeout", "processes.drain_s", "Seconds for open requests after a signal to stop."),
         Setting("heartbeat", "processes.heartbeat_s", "Seconds between an engine's signs of life.", quiet=True),
         Setting("silence", "processes.silence_s", "Seconds of silence after which an engine gets nothing new.", quiet=True),
+        Setting("engine_kind", "processes.kind", "model, or null: one without a model that answers at once, to measure the rest.",
+                ("--engine",), quiet=True),
         Setting("stuck", "processes.stuck_s", "Seconds of silence after which an engine is started anew.", quiet=True),
         Setting("restart", "processes.restart_s", "Seconds before the first restart; they double.", quiet=True),
         Setting("restart_max", "processes.restart_max_s", "Seconds before a restart at most.", quiet=True),
