@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from duetts import kernels
+
 # (queries [batch, heads, n, d], keys and values [batch, kv_heads, n, d]) -> [batch, heads, n, d]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -47,8 +49,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = upcast(x)
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return kernels.rms_norm(x, self.weight, self.eps)
 
 
 class HeadNorm(RMSNorm):
@@ -58,6 +59,19 @@ class HeadNorm(RMSNorm):
         wide = upcast(x)
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(wide.dtype)
         return scaled.to(x.dtype)
+
+
+class Projection(nn.Linear):
+    """A linear layer whose weight may have 8 bits: then each of its rows has a `scale`."""
+
+    scale: Tensor | None
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.register_buffer("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.linear(x, self.weight, self.scale, self.bias)
 
 
 class Attention(nn.Module):
@@ -70,8 +84,8 @@ class Attention(nn.Module):
         super().__init__()
         self.sizes = (heads, kv_heads, kv_heads)
         self.head_dim = head_dim
-        self.wqkv = nn.Linear(dim, sum(self.sizes) * head_dim, bias=qkv_bias)
-        self.wo = nn.Linear(heads * head_dim, dim, bias=o_bias)
+        self.wqkv = Projection(dim, sum(self.sizes) * head_dim, bias=qkv_bias)
+        self.wo = Projection(heads * head_dim, dim, bias=o_bias)
         self.qk_norm = qk_norm_eps is not None
         if qk_norm_eps is not None:
             self.q_norm = HeadNorm(head_dim, qk_norm_eps)
@@ -79,13 +93,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: Tensor, attend: Attend) -> Tensor:
         """x [batch, n, dim], rope [batch or 1, n, head_dim / 2, 2] -> [batch, n, dim]."""
-        q, k, v = self.wqkv(x).unflatten(-1, (-1, self.head_dim)).split(self.sizes, dim=2)  # [batch, n, heads, d]
+        out: Tensor = self.wo(self.attended(self.wqkv(x), rope, attend))
+        return out
+
+    def attended(self, qkv: Tensor, rope: Tensor, attend: Attend) -> Tensor:
+        """The part between the projections: qkv [batch, n, rows of wqkv] -> [batch, n, heads * head_dim]."""
+        heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
+        q, k, v = heads.split(self.sizes, dim=2)  # [batch, n, heads, d]
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, rope), rotate(k, rope)
-        y = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        out: Tensor = self.wo(y.transpose(1, 2).flatten(2))
-        return out
+        y: Tensor = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+        return y.flatten(2)
 
 
 class GatedMLP(nn.Module):
@@ -93,9 +112,9 @@ class GatedMLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.w1 = nn.Linear(dim, hidden, bias=False)
-        self.w3 = nn.Linear(dim, hidden, bias=False)
-        self.w2 = nn.Linear(hidden, dim, bias=False)
+        self.w1 = Projection(dim, hidden)
+        self.w3 = Projection(dim, hidden)
+        self.w2 = Projection(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))

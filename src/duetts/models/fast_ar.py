@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from duetts import kernels
 from duetts.model_config import ModelConfig
 from duetts.models.blocks import RMSNorm, rope_table
 from duetts.models.kv_cache import FrameCache
@@ -50,4 +51,4 @@ class FastAR(nn.Module):
 
     def logits(self, hidden: Tensor, width: int) -> Tensor:
         """Logits of the first `width` codes; the codec's residual books are narrower than the head."""
-        return hidden @ self.output.weight[:width].T
+        return kernels.linear(hidden, self.output.weight[:width])

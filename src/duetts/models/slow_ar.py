@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from duetts import kernels
 from duetts.model_config import DecoderConfig, ModelConfig
 from duetts.models.blocks import Attend, Attention, GatedMLP, RMSNorm, rope_table
 from duetts.models.kv_cache import CacheRows
@@ -27,9 +28,14 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, rope: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rope, attend)
-        out: Tensor = x + self.feed_forward(self.ffn_norm(x))
-        return out
+        """x [batch, n, dim], rope [batch or 1, n, head_dim / 2, 2] -> [batch, n, dim]."""
+        norm, attention = self.attention_norm, self.attention
+        qkv = kernels.norm_linear(x, norm.weight, norm.eps, attention.wqkv.weight, attention.wqkv.scale, attention.wqkv.bias)
+        y = attention.attended(qkv, rope, attend)
+        x = kernels.linear_add(y, attention.wo.weight, x, attention.wo.scale, attention.wo.bias)
+        norm, mlp = self.ffn_norm, self.feed_forward
+        gated = kernels.norm_gate(x, norm.weight, norm.eps, mlp.w1.weight, mlp.w3.weight, mlp.w1.scale, mlp.w3.scale)
+        return kernels.linear_add(gated, mlp.w2.weight, x, mlp.w2.scale)
 
 
 class SlowAR(nn.Module):
@@ -83,4 +89,4 @@ class SlowAR(nn.Module):
 
     def choice_logits(self, hidden: Tensor) -> Tensor:
         """Normed hidden states [..., dim] -> logits of the possible outcomes [..., num_semantic + 1]."""
-        return hidden @ self.head.T
+        return kernels.linear(hidden, self.head)
