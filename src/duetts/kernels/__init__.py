@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,33 +29,54 @@ def _triton(x: Tensor) -> bool:
 # ---- linear: norms, projections and the gated MLP
 
 
+def _products(
+    x: Tensor, weights: tuple[Tensor, ...], scales: tuple[Tensor | None, ...], vectors: tuple[Tensor | None, ...]
+) -> ModuleType:
+    if _triton(x):
+        from duetts.kernels import projection
+
+        if projection.supported(x, weights, scales, vectors):
+            return projection
+    return reference
+
+
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x [..., K] / rms(x) * gain [K]. The quotient is rounded to the activation type before the product."""
-    return reference.rms_norm(x, gain, eps)
+    y: Tensor = _products(x, (), (), (gain,)).rms_norm(x, gain, eps)
+    return y
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """x [..., K] times weight [N, K] -> [..., N]; an 8-bit weight has a float32 `scale` [N] per row."""
-    return reference.linear(x, weight, scale, bias)
+    y: Tensor = _products(x, (weight,), (scale,), (bias,)).linear(x, weight, scale, bias)
+    return y
 
 
 def norm_linear(
     x: Tensor, gain: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """`linear` of `rms_norm`: x [..., K] -> [..., N]."""
-    return reference.norm_linear(x, gain, eps, weight, scale, bias)
+    y: Tensor = _products(x, (weight,), (scale,), (gain, bias)).norm_linear(x, gain, eps, weight, scale, bias)
+    return y
 
 
 def norm_gate(
     x: Tensor, gain: Tensor, eps: float, w1: Tensor, w3: Tensor, scale1: Tensor | None = None, scale3: Tensor | None = None
 ) -> Tensor:
     """silu(w1 n) * (w3 n) of n = rms_norm(x): x [..., K], w1 and w3 [F, K] -> [..., F]."""
-    return reference.norm_gate(x, gain, eps, w1, w3, scale1, scale3)
+    y: Tensor = _products(x, (w1, w3), (scale1, scale3), (gain,)).norm_gate(x, gain, eps, w1, w3, scale1, scale3)
+    return y
 
 
 def linear_add(y: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """residual [..., N] + linear(y [..., K])."""
-    return reference.linear_add(y, weight, residual, scale, bias)
+    x: Tensor = _products(y, (weight,), (scale,), (bias,)).linear_add(y, weight, residual, scale, bias)
+    return x
+
+
+def quantize_rows(weight: Tensor, kind: Literal["fp8", "int8"]) -> tuple[Tensor, Tensor]:
+    """weight [N, K] -> its 8-bit form [N, K] and the float32 scale [N] that each row is to be multiplied by."""
+    return reference.quantize_rows(weight, kind)
 
 
 # ---- attention

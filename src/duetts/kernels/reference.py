@@ -5,6 +5,8 @@ On a CPU they are what runs. Their arithmetic is the models' definition: golden 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,6 +51,20 @@ def norm_gate(
 def linear_add(y: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """residual [..., N] + linear(y [..., K])."""
     return residual + linear(y, weight, scale, bias)
+
+
+def quantize_rows(weight: Tensor, kind: Literal["fp8", "int8"]) -> tuple[Tensor, Tensor]:
+    """weight [N, K] -> its 8-bit form [N, K] and the float32 scale [N] that each row is to be multiplied by.
+
+    A row's largest value becomes the type's largest: 448 of float8_e4m3fn, 127 of int8. A row of zeros, or of nothing above
+    1e-30, has the scale 1.
+    """
+    wide = weight.float()
+    peak = wide.abs().amax(dim=1)
+    largest = 448.0 if kind == "fp8" else 127.0
+    scale = torch.where(peak > 1e-30, peak / largest, torch.ones_like(peak))
+    quotient = (wide / scale[:, None]).clamp(-largest, largest)
+    return (quotient.to(torch.float8_e4m3fn) if kind == "fp8" else quotient.round().to(torch.int8)), scale
 
 
 # ---- attention: rotary positions, pages, and the few positions of a frame

@@ -1,0 +1,260 @@
+"""Weight-streaming products of few rows: norm + product, norm + gated pair, product + residual, 16- or 8-bit weights.
+
+The file is not called linear.py because `duetts.kernels.linear` is a function.
+
+What is fused: RMSNorm before a product (few rows), scale, bias, SiLU gate and residual after it. A layer of S2 Pro is
+norm+qkv, attention, wo+add, norm+gate, w2+add: five kernels, and `reduce` after each product that is split along K.
+
+Bytes per layer in bf16 (8-bit: half; all else is under 3 % at 16 rows), and the time at 4.3 TB/s:
+    qkv    6144 x 2560   31.5 MB   7.3 us        gate  2 x 9728 x 2560   99.6 MB   23.2 us
+    wo     2560 x 4096   21.0 MB   4.9 us        w2        2560 x 9728   49.8 MB   11.6 us
+36 slow layers and 9 passes of 4 fast layers: 72 x 201.9 MB = 14.5 GB, 3.38 ms a frame. Heads: 21.0 + 9 x 5.2 MB.
+
+How: every program holds a tile of the weight as the left operand of the matrix unit (64 rows, the least that Hopper's
+warpgroup instruction takes) and all rows of x, padded to 16, 32 or 64, as the right one, so that weights go from memory
+through shared memory into the unit and never through registers. All programs are resident at once and have equal work,
+so none waits for a second wave. On Hopper a kernel starts while the one before still runs (programmatic dependent
+launch), asks its first weights into L2, and only then waits for its input.
+
+A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows.
+
+Measured: not yet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from duetts.kernels import streaming
+
+
+class Config(NamedTuple):
+    """How one product is cut into programs: each reads `block_n` rows of the weight, `step` bytes of each at a time."""
+
+    block_n: int
+    step: int
+    programs: int  # where the weight's rows give fewer, K is split about so often, and `reduce` adds the parts
+    warps: int
+    stages: int
+    prefetch: int  # steps asked into L2 before the kernel before has ended
+    unit: int = 64  # bytes that one such request is for; 0 = a bulk request per half row
+    rolling: bool = False  # whether the loop keeps asking so far ahead
+    fused_norm: bool = True
+    dependent: bool = True  # programmatic dependent launch
+
+
+# ---- choice of configurations
+
+REDUCED = 512  # columns of a program of `reduce`
+FEW_ROWS = 64  # above, cuBLAS is better for 16-bit weights: x is read once per tile, and L2 becomes the limit
+
+# (kind, rows at most) -> config; see benchmarks/kernels.py for the arithmetic.
+CONFIGS: dict[tuple[str, int], Config] = {
+    ("gate", 16): Config(64, 128, 1, 4, 5, 8),
+    ("gate", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
+    ("gate", 64): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
+    ("wide", 16): Config(64, 256, 1, 4, 6, 8),
+    ("wide", 32): Config(64, 256, 1, 4, 7, 8, fused_norm=False),
+    ("wide", 64): Config(64, 256, 1, 4, 6, 8, fused_norm=False),
+    ("narrow", 16): Config(64, 256, 130, 4, 6, 8),
+    ("narrow", 32): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
+    ("narrow", 64): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
+}
+EIGHT_BIT = {torch.int8, torch.float8_e4m3fn}
+KEPT_SHARED = 4096  # bytes of shared memory that a program needs beside its stages, and the system for it
+
+
+class Device(NamedTuple):
+    """What a GPU has, in bytes where it is memory."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared: int  # of a multiprocessor
+
+
+def row_class(num_rows: int) -> int:
+    """Rows that a call is padded to; more than 64 are cut into blocks of 64."""
+    return 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+
+
+def choose(num_rows: int, width: int, gated: bool) -> Config:
+    """The measured best for a product of this shape; `width` is N."""
+    kind = "gate" if gated else "wide" if width >= 5120 else "narrow"
+    return CONFIGS[kind, row_class(num_rows)]
+
+
+@cache
+def _device(index: int) -> Device:
+    has = torch.cuda.get_device_properties(index)
+    return Device((has.major, has.minor), has.multi_processor_count, has.shared_memory_per_multiprocessor)
+
+
+def _hopper(x: Tensor) -> bool:
+    return x.is_cuda and _device(x.device.index).capability >= (9, 0)
+
+
+def supported(
+    x: Tensor, weights: tuple[Tensor, ...], scales: tuple[Tensor | None, ...], vectors: tuple[Tensor | None, ...]
+) -> bool:
+    """Whether these kernels may serve a call: types, layouts and the device. `vectors` share the type of x."""
+    capability = _device(x.device.index).capability
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or capability < (8, 0) or x.numel() == 0:
+        return False
+    kind = weights[0].dtype if weights else x.dtype
+    if kind == torch.float8_e4m3fn and capability < (8, 9):
+        return False
+    return (
+        all(weight.dtype == kind and weight.is_contiguous() for weight in weights)
+        and all((scale is not None) == (kind in EIGHT_BIT) for scale in scales)
+        and (kind in EIGHT_BIT or kind == x.dtype)
+        and all(vector is None or (vector.dtype == x.dtype and vector.is_contiguous()) for vector in vectors)
+    )
+
+
+def _dependent(x: Tensor, config: Config | None = None) -> dict[str, bool]:
+    on = _hopper(x) and (config is None or config.dependent)
+    return {"DEPENDENT": on, "launch_pdl": True} if on else {"DEPENDENT": False}
+
+
+def stages(config: Config, device: Device, stage_bytes: int, programs: int) -> int:
+    """As many as leave room for all programs at once, for up to four on a multiprocessor."""
+    together = min(4, -(-programs // device.multiprocessors))
+    return max(2, min(config.stages, (device.shared // together - KEPT_SHARED) // stage_bytes))
+
+
+def stage_bytes(config: Config, block_m: int, block_k: int, item_bytes: int, *, gated: bool, normed: bool) -> int:
+    """Shared memory of one stage: tiles of the weights, of x, and of the gain, which is spread over as many rows as x."""
+    return (2 if gated else 1) * config.block_n * config.step + (2 if normed else 1) * block_m * block_k * item_bytes
+
+
+# ---- launches
+
+
+def _cut(config: Config, weight: Tensor, num_rows: int) -> tuple[int, int, int]:
+    """Columns per step, steps along K, and programs along K: none is left without a step, and all but the last have as many."""
+    block_k = config.step // weight.element_size()
+    steps = triton.cdiv(weight.shape[1], block_k)
+    wanted = round(config.programs / triton.cdiv(weight.shape[0], config.block_n)) if num_rows <= FEW_ROWS else 1
+    return block_k, steps, triton.cdiv(steps, triton.cdiv(steps, max(1, min(wanted, steps // 2))))
+
+
+def _ahead(config: Config, x: Tensor, weight: Tensor, block_k: int, steps: int, split: int) -> int:
+    """Steps that may be asked into L2: whole ones, aligned, of the shortest program, a power of two; and only on Hopper."""
+    if weight.shape[1] % block_k or weight.data_ptr() % 16 or not _hopper(x):
+        return 0
+    most = min(config.prefetch, steps - triton.cdiv(steps, split) * (split - 1))
+    return 1 << most.bit_length() - 1 if most else 0
+
+
+def _product(
+    x: Tensor, weight: Tensor, config: Config, *, gain: Tensor | None = None, eps: float = 0.0, other: Tensor | None = None,
+    scale: Tensor | None = None, other_scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """x [M, K] through `stream`, and `reduce` if K is split."""
+    num_rows, inner = x.shape
+    width = weight.shape[0]
+    block_m = row_class(num_rows)
+    block_k, steps, split = _cut(config, weight, num_rows)
+    ahead = _ahead(config, x, weight, block_k, steps, split)
+    grid = (triton.cdiv(num_rows, block_m), triton.cdiv(width, config.block_n), split)
+    num_stages = config.stages
+    if x.is_cuda:
+        size = stage_bytes(config, block_m, block_k, x.element_size(), gated=other is not None, normed=gain is not None)
+        num_stages = stages(config, _device(x.device.index), size, grid[0] * grid[1] * grid[2])
+    out = x.new_empty(num_rows, width)
+    sums = out if split == 1 else x.new_empty(split, num_rows, width, dtype=torch.float32)
+    end = (scale, bias, residual)
+    streaming.stream[grid](
+        x, gain, weight, other, end[0] if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
+        sums, num_rows, width, steps, eps,
+        K=inner, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=block_k, SPLIT=split,
+        PREFETCH=ahead, UNIT=config.unit, ROLLING=config.rolling and ahead > 0,
+        num_warps=config.warps, num_stages=num_stages, **_dependent(x, config),
+    )  # fmt: skip
+    if split > 1:
+        streaming.reduce[(num_rows, triton.cdiv(width, REDUCED))](
+            sums, *end, out, num_rows, width, SPLIT=split, BLOCK=REDUCED, num_warps=4, **_dependent(x, config)
+        )
+    return out
+
+
+def _streams(x: Tensor, weight: Tensor) -> bool:
+    """Few rows, or 8-bit weights, which cuBLAS does not take beside 16-bit rows: those are read once per 64 rows."""
+    return x.shape[0] <= FEW_ROWS or weight.dtype in EIGHT_BIT
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    rows = x.contiguous()
+    out = torch.empty_like(rows)
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    streaming.norm[(rows.numel() // width,)](
+        rows, gain, out, eps, K=width, BLOCK=block, num_warps=min(8, max(1, block // 256)), **_dependent(x)
+    )
+    return out
+
+
+def linear(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, config: Config | None = None
+) -> Tensor:
+    rows = _flat(x)
+    if not _streams(rows, weight):
+        return F.linear(x, weight, bias)
+    chosen = config or choose(rows.shape[0], weight.shape[0], gated=False)
+    return _product(rows, weight, chosen, scale=scale, bias=bias).view(*x.shape[:-1], -1)
+
+
+def norm_linear(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    rows = _flat(x)
+    chosen = config or choose(rows.shape[0], weight.shape[0], gated=False)
+    if not (_streams(rows, weight) and chosen.fused_norm):
+        return linear(rms_norm(x, gain, eps), weight, scale, bias, chosen)
+    return _product(rows, weight, chosen, gain=gain, eps=eps, scale=scale, bias=bias).view(*x.shape[:-1], -1)
+
+
+def norm_gate(
+    x: Tensor, gain: Tensor, eps: float, w1: Tensor, w3: Tensor, scale1: Tensor | None = None, scale3: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    rows = _flat(x)
+    chosen = config or choose(rows.shape[0], w1.shape[0], gated=True)
+    if not (_streams(rows, w1) and chosen.fused_norm):
+        rows, gain_here = rms_norm(rows, gain, eps), None
+    else:
+        gain_here = gain
+    if not _streams(rows, w1):
+        return gate(F.linear(rows, w1), F.linear(rows, w3)).view(*x.shape[:-1], -1)
+    out = _product(rows, w1, chosen._replace(programs=1), gain=gain_here, eps=eps, other=w3, scale=scale1, other_scale=scale3)
+    return out.view(*x.shape[:-1], -1)
+
+
+def gate(a: Tensor, b: Tensor) -> Tensor:
+    """silu(a) * b of contiguous tensors of one shape."""
+    out = torch.empty_like(a)
+    streaming.gate[(triton.cdiv(a.numel(), 1024),)](a, b, out, a.numel(), BLOCK=1024, num_warps=4, **_dependent(a))
+    return out
+
+
+def linear_add(
+    y: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None, bias: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:  # fmt: skip
+    rows = _flat(y)
+    if not _streams(rows, weight):
+        return residual + F.linear(y, weight, bias)
+    chosen = config or choose(rows.shape[0], weight.shape[0], gated=False)
+    out = _product(rows, weight, chosen, scale=scale, bias=bias, residual=_flat(residual))
+    return out.view(*y.shape[:-1], -1)
