@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from duetts.kernels import reference
+from duetts.kernels import codec_reference, reference
 
 
 @cache
@@ -145,3 +145,101 @@ def sample_residual(
 ) -> tuple[Tensor, Tensor]:
     """Draw 1 + book from logits [B, width] -> (codes int64 [B], whether all logits are finite). No penalty, no repetition."""
     return reference.sample_residual(book, logits, frame, seed, temperature, top_p, top_k)
+
+
+# ---- codec: the waveform decoder. Signals are [streams, steps, channels], contiguous within a stream
+
+
+def _codec(x: Tensor) -> ModuleType:
+    """The codec's kernels or their twins."""
+    if _triton(x):
+        from duetts.kernels import codec
+
+        return codec
+    return codec_reference
+
+
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor, *, taps: int = 1, dilation: int = 1, alpha: Tensor | None = None,
+    gelu: bool = False, residual: Tensor | None = None, raw: Tensor | None = None, ahead: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> None:  # fmt: skip
+    """y[t] = sum over taps of x[t + tap * dilation] times its weight, + bias (+ residual): x [streams, past + steps, inputs],
+    past = (taps - 1) * dilation, weight [taps * inputs, outputs], bias float32 [outputs].
+
+    `raw` takes y, `ahead` its Snake (`alpha` float32 [2, outputs]: frequencies and their reciprocals) or GELU, or y itself.
+    Residual, raw and ahead have as many values a stream as y, in any split into steps and channels; raw may be the residual.
+    `counts`, zeros int32 [1024] and left as zeros, lets programs share a tile; without it none do.
+    """
+    _codec(x).conv(
+        x, weight, bias, taps=taps, dilation=dilation, alpha=alpha, gelu=gelu, residual=residual, raw=raw, ahead=ahead,
+        counts=counts,
+    )  # fmt: skip
+
+
+def residual_unit(
+    x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor, weight_out: Tensor, bias_out: Tensor, *, dilation: int,
+    residual: Tensor, next_alpha: Tensor, ahead: Tensor, raw: Tensor | None = None, counts: Tensor | None = None,
+) -> None:  # fmt: skip
+    """y = residual + 1x1(snake(dilated convolution of x)), x snaked already, arguments as for `conv`; `raw` takes y, `ahead`
+    its Snake with `next_alpha`. What lies between the two convolutions has x's type."""
+    _codec(x).residual_unit(
+        x, weight, bias, alpha, weight_out, bias_out, dilation=dilation, residual=residual, next_alpha=next_alpha, ahead=ahead,
+        raw=raw, counts=counts,
+    )  # fmt: skip
+
+
+def last_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """tanh of a convolution to one channel, all in float32: x [streams, taps - 1 + steps, channels], weight float32 [taps,
+    channels], bias float32 [1] -> [streams, steps]."""
+    wave: Tensor = _codec(x).last_conv(x, weight, bias)
+    return wave
+
+
+def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """Layer norm over the channels of a depthwise convolution, all in float32 until it is rounded: x [streams, taps - 1 +
+    steps, channels], weight [taps, channels], bias, gain and shift [channels] float32 -> [streams, steps, channels]."""
+    y: Tensor = _codec(x).depthwise_norm(x, weight, bias, gain, shift, eps)
+    return y
+
+
+def embed_codes(codes: Tensor, table: Tensor, starts: Tensor) -> Tensor:
+    """The sum of all books' values: codes int64 [streams, books, frames], table [rows, channels], one book after another, of
+    which book b begins at starts[b] (int64 [books + 1]) -> [streams, frames, channels]. Codes beyond a book count as its
+    last."""
+    y: Tensor = _codec(table).embed_codes(codes, table, starts)
+    return y
+
+
+def window_attention(
+    qkv: Tensor, rope: Tensor, now: Tensor, slots: Tensor, keys: Tensor, values: Tensor, window: int
+) -> Tensor:  # fmt: skip
+    """New positions now[s].. of each stream, qkv [streams, frames, 3 * heads * head_dim]: turns pairs of q and k by rope
+    float32 [positions, head_dim / 2, 2] (round and round), stores k and v, and attends to the last `window` positions ->
+    [streams, frames, heads * head_dim]. keys and values [slots, heads, ring, head_dim] hold position p of a slot in row p %
+    ring, keys with the first halves of all pairs before the second ones; window - 1 + frames must fit the ring."""
+    y: Tensor = _codec(qkv).window_attention(qkv, rope, now, slots, keys, values, window)
+    return y
+
+
+def load_tails(
+    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor
+) -> None:  # fmt: skip
+    """Begins a call: now[s] = position[slots[s]], and the pasts of each stream out of tails [slots, values] into the signals of
+    `halo`; zeros where the position is 0. layout int64 [signals, 4]: offset in a row of tails, begin in the halo, values of a
+    stream there, values of its past, of which the most is `largest`."""
+    _codec(tails).load_tails(tails, halo, layout, largest, slots, position, now)
+
+
+def store_tails(
+    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor, frames: int
+) -> None:  # fmt: skip
+    """Ends a call of so many frames: the ends of all signals into tails, and the positions forward. See `load_tails`."""
+    _codec(tails).store_tails(tails, halo, layout, largest, slots, position, now, frames)
+
+
+def pcm16(wave: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples float32 [streams, n] in -1..1 -> int16, full scale clipped, and whether all of a stream's are finite bool
+    [streams]; a stream where they are not is silent."""
+    samples, sound = _codec(wave).pcm16(wave)
+    return samples, sound
