@@ -72,14 +72,15 @@ SAMPLES: dict[str, tuple[str, Any, Any]] = {
     "served_model_name": ("a,b", ["a", "b"], ("a", "b")),
     "cors_origin": ("https://a.b", "https://a.b", ("https://a.b",)),
     "api_key": ("k1,k2", ["k1", "k2"], ("k1", "k2")),
+    "allowed_media_domains": ("a.b,::1", ["a.b", "::1"], ("a.b", "::1")),
     "voice_alias": ("a=b,c=d", {"a": "b", "c": "d"}, (("a", "b"), ("c", "d"))),
     "voice_consent": ("optional", "optional", False),
     "max_body_bytes": ("2MiB", "2MiB", 2 << 20),
     "port": ("81", 81, 81),
     "dtype": ("float16",) * 3,
     "load_format": ("dummy",) * 3,
-    "dialect": ("openai",) * 3,
     "engine_kind": ("null",) * 3,
+    "dialect": ("openai",) * 3,
     "log_level": ("debug",) * 3,
     "unknown_fields": ("reject",) * 3,
     "root_path": ("/a",) * 3,
@@ -126,6 +127,7 @@ def test_flag_variable_and_key_mean_the_same_and_flags_come_first(name: str) -> 
         sections = {"model": settings.model, "engine": settings.engine, "processes": settings.processes} | {
             "server": settings.server, "limits": settings.server.limits, "voices": settings.server.voices,
             "access": settings.server.access, "logs": settings.server.logs, "tls": settings.server.tls,
+            "requests": settings.server.requests, "media": settings.server.media,
         }  # fmt: skip
         assert getattr(sections[setting.section], setting.attribute) == meant
 

@@ -192,6 +192,23 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaConfig:
+    """Clips that requests name by an address. With `domains` only these hosts are asked, and they may have addresses that are
+    not public; without, any host that has only public ones. A clip must be there within `fetch_s`. `folder` has the files that
+    requests may name by path; without it there are none."""
+
+    domains: tuple[str, ...] = ()
+    folder: Path | None = None
+    fetch_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for domain in self.domains:
+            fit = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*", domain) is not None
+            _require(fit, f"domains: {domain!r} is not the name or address of a host, as in example.org")
+        _at_least(0.01, fetch_s=self.fetch_s)
+
+
+@dataclass(frozen=True, slots=True)
 class VoicesConfig:
     """Voices that have names. The folder is made when the first one is stored.
 
@@ -279,13 +296,29 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestsConfig:
+    """How requests are understood. `openai_aliases`: OpenAI's names of its speech models mean the native one. `dialect` decides
+    on defaults (format, rate of raw PCM, OpenAI's voices): auto is by the request's model name. Fields that are unknown are
+    listed in the answer (warn), passed over, or refused."""
+
+    openai_aliases: bool = True
+    dialect: str = "auto"
+    unknown_fields: str = "warn"
+    max_instructions_chars: int = 4096
+
+    def __post_init__(self) -> None:
+        _require(self.dialect in DIALECTS, f"dialect {self.dialect!r} is not one of {', '.join(DIALECTS)}")
+        known = ", ".join(UNKNOWN_FIELDS)
+        _require(self.unknown_fields in UNKNOWN_FIELDS, f"unknown_fields {self.unknown_fields!r} is not one of {known}")
+        _at_least(0, max_instructions_chars=self.max_instructions_chars)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id.
 
-    `uds` is the path of a unix socket, in the place of `host` and `port`. `openai_aliases`: OpenAI's names of its speech models
-    mean the native one. `dialect` decides on defaults (format, rate of raw PCM, OpenAI's voices): auto is by the request's
-    model name. Fields of a request that are unknown are listed in its answer (warn), passed over, or refused. With work open
-    and no progress for `watchdog_s` seconds the server calls itself unhealthy.
+    `uds` is the path of a unix socket, in the place of `host` and `port`. With work open and no progress for `watchdog_s`
+    seconds the server calls itself unhealthy.
     """
 
     served_model_names: tuple[str, ...]
@@ -293,12 +326,10 @@ class ServerConfig:
     port: int = 8000
     uds: Path | None = None
     root_path: str = ""
-    openai_aliases: bool = True
-    dialect: str = "auto"
-    unknown_fields: str = "warn"
-    max_instructions_chars: int = 4096
     watchdog_s: float = 60.0
+    requests: RequestsConfig = field(default_factory=RequestsConfig)
     limits: Limits = field(default_factory=Limits)
+    media: MediaConfig = field(default_factory=MediaConfig)
     voices: VoicesConfig = field(default_factory=VoicesConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -309,8 +340,4 @@ class ServerConfig:
         _require(all(self.served_model_names), "served_model_names has an empty name")
         _require(0 <= self.port <= 65535, f"port {self.port} is not in 0..65535")
         _require(not self.root_path or self.root_path.startswith("/"), f"root_path {self.root_path!r} does not begin with /")
-        _require(self.dialect in DIALECTS, f"dialect {self.dialect!r} is not one of {', '.join(DIALECTS)}")
-        known = ", ".join(UNKNOWN_FIELDS)
-        _require(self.unknown_fields in UNKNOWN_FIELDS, f"unknown_fields {self.unknown_fields!r} is not one of {known}")
-        _at_least(0, max_instructions_chars=self.max_instructions_chars)
         _at_least(1, watchdog_s=self.watchdog_s)

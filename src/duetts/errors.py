@@ -13,6 +13,7 @@ DuettsError
 │   ├── UnknownModel          the request names a model that is not served
 │   ├── UnknownSpeech         no speech of this id is known
 │   ├── ForbiddenReference    a reference address that the operator does not allow
+│   ├── UnreachableReference  a reference address whose host does not give a clip
 │   ├── VoiceNotFound         no voice, or no consent, is stored under this name
 │   ├── VoiceExists           the name is taken, and nobody said to replace
 │   └── ProtectedVoice        a voice that cannot be removed, or whose clip is not given away
@@ -98,6 +99,13 @@ class UnknownSpeech(InvalidRequest):
 
 class ForbiddenReference(InvalidRequest):
     """A reference address that the operator has not allowed."""
+
+
+class UnreachableReference(InvalidRequest):
+    """The host of a reference cannot be connected to, is too slow, or answers with something else than a file."""
+
+    def __init__(self, message: str, *, field: str | None) -> None:
+        super().__init__(message, field=field, code="reference_fetch_failed")
 
 
 class VoiceNotFound(InvalidRequest):

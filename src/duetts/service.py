@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from duetts.types import Consent, Granularity, Int32, SpeakerInfo, Speech, SpeechRequest, Voice, VoiceDraft
+from duetts.types import Consent, Granularity, Int32, Source, SpeakerInfo, Speech, SpeechRequest, Voice, VoiceDraft
 
 
 class Arriving(Protocol):
@@ -122,8 +122,8 @@ class SpeechService(Protocol):
         """
         ...
 
-    async def codes_of(self, audio: bytes, field: str) -> Int32:
-        """Codes int32 [codebooks, frames] of an encoded audio file. Raises `InvalidRequest` naming the field."""
+    async def codes_of(self, audio: Source, field: str) -> Int32:
+        """Codes int32 [codebooks, frames] of a clip. Raises `InvalidRequest` naming the field."""
         ...
 
     async def sound_of(self, codes: Int32, field: str, request_id: str) -> bytes:

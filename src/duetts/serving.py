@@ -205,7 +205,7 @@ async def _start(plan: Plan, health: Health) -> Synthesizer:
         command = NULL_COMMAND if plan.processes.kind == "null" else ENGINE_COMMAND
         speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes, command)
         undoing.push_async_callback(speaker.close)
-        synthesizer = Synthesizer(folder, speaker, plan.server.limits, plan.server.voices)
+        synthesizer = Synthesizer(folder, speaker, plan.server.limits, plan.server.voices, plan.server.media)
         undoing.push_async_callback(synthesizer.close)
         health.phase = "the engine speaks its first words"
         await synthesizer.prepare()

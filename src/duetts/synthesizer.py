@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from duetts.config import Limits, VoicesConfig
+from duetts.config import Limits, MediaConfig, VoicesConfig
 from duetts.errors import EmptyGeneration, InvalidRequest
 from duetts.model_config import read_codec_config, read_model_config, read_sampling
 from duetts.narration import Narration, Piece, Script
@@ -26,8 +26,9 @@ from duetts.text.pieces import cut
 from duetts.text.prompt import CodedReference, build_prompt, voice_positions
 from duetts.text.rules import clean_text, frames_bound
 from duetts.text.tokenizer import Tokenizer
-from duetts.types import Granularity, Int32, Sampling, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
+from duetts.types import Address, Granularity, Int32, Sampling, Source, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
 from duetts.voices.consents import ConsentStore
+from duetts.voices.fetch import Fetcher
 from duetts.voices.library import BARE, SpokenClip, VoiceLibrary
 from duetts.voices.reference import Clip, ReferenceCodes
 
@@ -87,8 +88,13 @@ class Synthesizer:
     """The text side of one model, in front of one speaker."""
 
     def __init__(
-        self, folder: Path, speaker: Speaker, limits: Limits | None = None, voices: VoicesConfig | None = None
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        speaker: Speaker,
+        limits: Limits | None = None,
+        voices: VoicesConfig | None = None,
+        media: MediaConfig | None = None,
+    ) -> None:
         self.limits = limits or Limits()
         self._config = read_model_config(folder)
         self._codec = read_codec_config(folder)
@@ -96,11 +102,12 @@ class Synthesizer:
         self._defaults = read_sampling(folder)
         self._speaker = speaker
         rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
-        self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id)
+        fetcher = Fetcher(media or MediaConfig(), self.limits.reference_bytes)
+        self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id, fetcher)
         recordings = replace(
             self.limits, reference_min_s=RECORDING_MIN_S, reference_max_s=RECORDING_MAX_S, reference_cache_bytes=0
         )  # fmt: skip
-        self._recordings = ReferenceCodes(speaker.encode_reference, rate, recordings)
+        self._recordings = ReferenceCodes(speaker.encode_reference, rate, recordings, fetcher=fetcher)
         voices = voices or VoicesConfig()
         self.voices = VoiceLibrary(voices, folder / "voices", speaker.info, self._references, self)
         self.consents = ConsentStore(
@@ -155,8 +162,8 @@ class Synthesizer:
 
     # -- the codec by itself
 
-    async def codes_of(self, audio: bytes, field: str) -> Int32:
-        """Codes of an audio file that may be shorter and longer than a reference."""
+    async def codes_of(self, audio: Source, field: str) -> Int32:
+        """Codes of a clip that may be shorter and longer than a reference."""
         clip = await self._recordings.decode(audio, field)
         return (await self._recordings.codes(clip)).codes
 
@@ -327,7 +334,7 @@ class Synthesizer:
         ]
 
     async def _decode_references(self, request: SpeechRequest) -> list[Clip]:
-        clips = [await self._references.decode(reference.audio, "ref_audio") for reference in request.references]
+        clips = [await self._read_reference(reference.audio) for reference in request.references]
         total = sum(clip.num_samples for clip in clips) / self.info.sample_rate
         if total > self.limits.references_total_s:
             raise InvalidRequest(
@@ -335,6 +342,20 @@ class Synthesizer:
                 field="references", code="reference_too_long",
             )  # fmt: skip
         return clips
+
+    async def _read_reference(self, source: Source | Int32) -> Clip:
+        """A clip, or what is known of one whose codes came with the request."""
+        if isinstance(source, bytes | Address):
+            return await self._references.decode(source, "ref_audio")
+        self._check_codes(source, "references.vq_codes")
+        seconds = source.shape[1] * self.info.frame_length / self.info.sample_rate
+        low, high = self.limits.reference_min_s, self.limits.reference_max_s
+        if not low <= seconds <= high:
+            raise InvalidRequest(
+                f"references.vq_codes last {seconds:.2f} s; between {low:g} and {high:g} s are allowed", field="references",
+                code="reference_too_short" if seconds < low else "reference_too_long",
+            )  # fmt: skip
+        return Clip("", source.shape[1] * self.info.frame_length, codes=source)
 
     def _sampling(self, request: SpeechRequest) -> Sampling:
         given = {

@@ -33,10 +33,21 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """A voice to clone: an encoded audio file of any container, and what is said in it."""
+class Address:
+    """Where a clip is: an http or https address, or if `local` the path of a file. Not checked."""
 
-    audio: bytes
+    text: str
+    local: bool = False
+
+
+Source = bytes | Address  # of a clip: an encoded audio file of any container, or where one is
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A voice to clone: a clip, or codes of one (int32 [codebooks, frames], not checked), and what is said in it."""
+
+    audio: Source | Int32
     text: str
 
 
@@ -65,10 +76,10 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceDraft:
-    """What somebody wants to store as a voice, not yet checked. `audio` is an encoded file of any container."""
+    """What somebody wants to store as a voice, not yet checked."""
 
     name: str
-    audio: bytes
+    audio: Source
     transcript: str | None
     consent: str = ""
     description: str = ""

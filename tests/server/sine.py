@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from duetts.audio.decode import decode_audio
-from duetts.config import Limits, VoicesConfig
+from duetts.config import Limits, MediaConfig, VoicesConfig
 from duetts.errors import DuettsError, EngineFailure, InvalidRequest, Overloaded
 from duetts.service import Arriving
 from duetts.text.arrival import ArrivingText
-from duetts.types import Chunk, Float32, Granularity, Int32, Outcome, Said, SpeakerInfo, Speech, SpeechRequest, Timings
+from duetts.types import Chunk, Float32, Granularity, Int32, Outcome, Said, Source, SpeakerInfo, Speech, SpeechRequest, Timings
 from duetts.voices.consents import ConsentStore
+from duetts.voices.fetch import Fetcher
 from duetts.voices.library import SpokenClip, SpokenVoice, VoiceLibrary
 from duetts.voices.reference import ReferenceCodes
+from tests.internet import Internet
+from tests.waiting import until
 
 RATE, FRAME = 44100, 2048
 
@@ -29,13 +32,14 @@ RATE, FRAME = 44100, 2048
 @dataclass
 class Knobs:
     """`error` is raised before the chunk of index `error_at`; -1 is at `start`. Waits are in seconds. `places` speeches have
-    room at once. A text in `failing` fails after its first chunk."""
+    room at once. A text in `failing` fails after its first chunk. The chunk `held_at` waits until that is changed."""
 
     num_chunks: int = 3
     error: Exception | None = None
     error_at: int = 0
     start_wait_s: float = 0.0
     chunk_wait_s: float = 0.0
+    held_at: int = -1
     alive: bool = True
     places: int = 1000
     failing: str = ""
@@ -48,6 +52,7 @@ class SineService:
 
     limits: Limits
     config: VoicesConfig = field(default_factory=VoicesConfig)
+    fetcher: Fetcher | None = None  # without one all addresses are refused
     knobs: Knobs = field(default_factory=Knobs)
     requests: list[SpeechRequest] = field(default_factory=list)
     spoken: list[SpokenVoice | None] = field(default_factory=list)  # the voice of each request without references
@@ -61,9 +66,10 @@ class SineService:
 
     def __post_init__(self) -> None:
         self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048, weights="untrained", codec_id="sine")
-        references = ReferenceCodes(self.encode, RATE, self.limits)
+        fetcher = self.fetcher or Fetcher(MediaConfig(), self.limits.reference_bytes, resolve=Internet().resolve)
+        self.references = ReferenceCodes(self.encode, RATE, self.limits, fetcher=fetcher)
         folder = self.config.folder
-        self.voices = VoiceLibrary(self.config, folder / "presets", self.info, references, self)
+        self.voices = VoiceLibrary(self.config, folder / "presets", self.info, self.references, self)
         self.consents = ConsentStore(folder / "consents", 3, self.limits.reference_bytes, 8)
 
     def reset(self) -> None:
@@ -81,8 +87,9 @@ class SineService:
     def arriving(self, granularity: Granularity, most: int) -> Arriving:
         return ArrivingText(granularity, most)
 
-    async def codes_of(self, audio: bytes, field: str) -> Int32:
-        return await self.encode(decode_audio(audio, rate=RATE, min_s=0.01, max_s=60, field=field))
+    async def codes_of(self, audio: Source, field: str) -> Int32:
+        file = await self.references.file(audio, field)
+        return await self.encode(decode_audio(file, rate=RATE, min_s=0.01, max_s=60, field=field))
 
     async def sound_of(self, codes: Int32, field: str, request_id: str) -> bytes:
         """The first codebook's codes, a frame each."""
@@ -121,7 +128,10 @@ class SineService:
         if knobs.error is not None and knobs.error_at < 0:
             raise knobs.error
         for reference in request.references:
-            self.waves.append(await asyncio.to_thread(self._decode, reference.audio))
+            if isinstance(reference.audio, np.ndarray):
+                continue
+            audio = await self.references.file(reference.audio, "ref_audio")
+            self.waves.append(await asyncio.to_thread(self._decode, audio))
         voice, hit = "", None
         if not request.references:
             spoken = await self.voices.choose(request.voice, request.voice_field, request.voice_or_default)
@@ -156,6 +166,7 @@ class SineService:
         try:
             for index in range(knobs.num_chunks):
                 await asyncio.sleep(knobs.chunk_wait_s)
+                await until(lambda index=index: knobs.held_at != index)  # type: ignore[misc]
                 if knobs.error is not None and knobs.error_at == index:
                     raise knobs.error
                 if index and text == knobs.failing:

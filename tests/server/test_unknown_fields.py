@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from duetts.config import Limits, ServerConfig
+from duetts.config import Limits, RequestsConfig, ServerConfig
 from duetts.server.app import create_app
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import SineService
@@ -13,7 +13,7 @@ from tests.server.test_auth import serving
 
 
 def app(**settings: Any) -> Any:
-    return create_app(SineService(Limits()), ServerConfig((NATIVE,), **settings))
+    return create_app(SineService(Limits()), ServerConfig((NATIVE,), requests=RequestsConfig(**settings)))
 
 
 def ask(http: httpx.Client, door: str) -> httpx.Response:

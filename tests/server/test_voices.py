@@ -15,7 +15,7 @@ import openai
 import pytest
 import uvicorn
 
-from duetts.config import Limits, ServerConfig, VoicesConfig
+from duetts.config import Limits, RequestsConfig, ServerConfig, VoicesConfig
 from duetts.server.app import create_app
 from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import NATIVE, Door, error_of
@@ -39,7 +39,7 @@ def serving(folder: Path, openai_aliases: bool = True, dialect: str = "auto", **
     limits = Limits()
     config = VoicesConfig(folder, **voices)
     service = SineService(limits, config)
-    settings = ServerConfig((NATIVE,), limits=limits, voices=config, openai_aliases=openai_aliases, dialect=dialect)
+    settings = ServerConfig((NATIVE,), limits=limits, voices=config, requests=RequestsConfig(openai_aliases, dialect))
     app = create_app(service, settings)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
@@ -167,7 +167,7 @@ def test_json_works_as_well(door: Door) -> None:
         ({"name": ["a", "b"]}, 400, "invalid_type", "name"),
         ({"audio_sample": 5}, 400, "invalid_type", "audio_sample"),
         ({"audio_sample": [DATA, DATA]}, 400, "invalid_type", "audio_sample"),
-        ({"audio_sample": "http://127.0.0.1:1/a.wav"}, 400, "invalid_value", "audio_sample"),
+        ({"audio_sample": "http://127.0.0.1:1/a.wav"}, 403, "media_domain_forbidden", "audio_sample"),
         ({"audio_sample": "file:///etc/passwd"}, 403, "local_media_forbidden", "audio_sample"),
         ({"audio_sample": ""}, 400, "reference_undecodable", "audio_sample"),
         ({"overwrite": "maybe"}, 400, "invalid_type", "overwrite"),

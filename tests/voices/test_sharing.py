@@ -7,21 +7,18 @@ import pytest
 
 from duetts.errors import NotReady, Overloaded
 from duetts.voices.sharing import SharedWork, Threads
+from tests.waiting import LIMIT_S, until
 
 
 async def until_waiting(threads: Threads, count: int) -> None:
-    for _ in range(100):
-        if threads._waiting == count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{threads._waiting} wait, not {count}")
+    await until(lambda: threads.line.waiting == count)
 
 
 async def test_the_line_has_a_bound_and_whoever_leaves_it_makes_room() -> None:
     threads, go, done = Threads("test", 1, 2), threading.Event(), []
 
     def work(number: int) -> int:
-        go.wait(10)
+        go.wait(LIMIT_S)
         done.append(number)
         return number
 
@@ -43,8 +40,8 @@ async def test_the_line_has_a_bound_and_whoever_leaves_it_makes_room() -> None:
 async def test_begun_work_keeps_its_thread_when_its_caller_leaves() -> None:
     threads, go = Threads("test", 1, 1), threading.Event()
     begun = threading.Event()
-    left = asyncio.ensure_future(threads.run(lambda: (begun.set(), go.wait(10))))
-    await asyncio.to_thread(begun.wait, 5)
+    left = asyncio.ensure_future(threads.run(lambda: (begun.set(), go.wait(LIMIT_S))))
+    await asyncio.to_thread(begun.wait, LIMIT_S)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left

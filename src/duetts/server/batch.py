@@ -32,7 +32,7 @@ from duetts.server.rendition import Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
 from duetts.server.speech import Listening, Stream
 from duetts.service import SpeechService
-from duetts.types import Speech
+from duetts.types import Source, Speech
 
 AT_ONCE = 16
 PATIENCE_S = 60.0  # that an item waits for a full engine
@@ -97,7 +97,7 @@ def read_items(fields: dict[str, Any], config: ServerConfig, sample_rate: int, b
     """The items of a body, checked as far as the server can. Raises `InvalidRequest` if none could be used."""
     entries = _read_entries(fields, config.limits)
     defaults = {name: value for name, value in fields.items() if name != "items" and value is not None}
-    clips: dict[str, bytes] = {}
+    clips: dict[str, Source] = {}
 
     def read(index: int, body: dict[str, Any]) -> SpeechOrder:
         shared = with_shared_clips(body, clips, config.limits.reference_bytes)
@@ -140,12 +140,14 @@ def _read_item(index: int, entry: Any, defaults: dict[str, Any], read: Callable[
     return item
 
 
-def with_shared_clips(body: dict[str, Any], clips: dict[str, bytes], max_bytes: int) -> dict[str, Any]:
-    """The body with clips that are text replaced by their bytes. Each distinct text is decoded once, into `clips`."""
+def with_shared_clips(body: dict[str, Any], clips: dict[str, Source], max_bytes: int) -> dict[str, Any]:
+    """The body with clips that are text, but for addresses, replaced by their bytes. Each distinct text is decoded once, into
+    `clips`."""
 
     def shared(value: Any, field: str) -> Any:
         if isinstance(value, str):
-            return clips[value] if value in clips else clips.setdefault(value, read_clip(value, field, max_bytes))
+            clip = clips[value] if value in clips else clips.setdefault(value, read_clip(value, field, max_bytes))
+            return clip if isinstance(clip, bytes) else value
         return value
 
     def entry_shared(entry: Any) -> Any:

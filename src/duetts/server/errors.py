@@ -31,6 +31,7 @@ from duetts.errors import (
     UnknownKey,
     UnknownModel,
     UnknownSpeech,
+    UnreachableReference,
     VoiceExists,
     VoiceNotFound,
 )
@@ -55,6 +56,7 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
     ForeignOrigin: ErrorKind(403, "permission_error", "origin_not_allowed"),
     InvalidRequest: ErrorKind(400, "invalid_request_error"),
     ForbiddenReference: ErrorKind(403, "permission_error"),
+    UnreachableReference: ErrorKind(424, "upstream_error"),
     UnknownModel: ErrorKind(404, "not_found_error"),
     UnknownSpeech: ErrorKind(404, "not_found_error"),
     VoiceNotFound: ErrorKind(404, "not_found_error"),

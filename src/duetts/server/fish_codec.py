@@ -16,14 +16,13 @@ from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest
 from duetts.server.body import FORM, JSON, MSGPACK, read_body
 from duetts.server.fish_fields import fish_answer, wants_json
-from duetts.server.references import read_clip
+from duetts.server.references import read_clip, read_codes
 from duetts.server.speech import Listening
 from duetts.service import SpeechService
 from duetts.types import Float32, Int32
 
 T = TypeVar("T")
 MAX_ITEMS = 32
-LARGEST_CODE = 2**31 - 1
 
 # What PCM of 16 bits becomes, given it and its rate.
 SOUNDS: dict[str, Callable[[bytes, int], bytes]] = {
@@ -89,16 +88,6 @@ def _items(field: str, value: Any) -> list[Any]:
             f"{field} has {len(value)} entries; it must have between 1 and {MAX_ITEMS}", field=field, code="out_of_range"
         )
     return value
-
-
-def read_codes(value: Any, field: str) -> Int32:
-    """Codes int32 [codebooks, frames] of lists of integers of one length. Raises `InvalidRequest` for everything else."""
-    rows = value if isinstance(value, list) else []
-    if not rows or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
-        raise InvalidRequest(f"{field} must be [codebooks][frames], all rows of one length", field=field, code="invalid_type")
-    if not all(type(code) is int and -LARGEST_CODE <= code <= LARGEST_CODE for row in rows for code in row):
-        raise InvalidRequest(f"{field} must hold integers", field=field, code="invalid_type")
-    return np.array(rows, np.int32)
 
 
 def _floats(pcm: bytes) -> Float32:

@@ -22,7 +22,7 @@ def models_router(service: SpeechService, config: ServerConfig) -> APIRouter:
     created = int(time.time())
 
     def names() -> list[str]:
-        aliases = OPENAI_ALIASES if config.openai_aliases else ()
+        aliases = OPENAI_ALIASES if config.requests.openai_aliases else ()
         return list(dict.fromkeys((*config.served_model_names, *aliases)))
 
     def model_object(name: str, voices: list[dict[str, str]]) -> dict[str, Any]:

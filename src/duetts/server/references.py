@@ -6,14 +6,19 @@ import base64
 import binascii
 import re
 from typing import Any
+from urllib.parse import unquote
 
-from duetts.errors import ForbiddenReference, InvalidRequest
-from duetts.types import Reference
+import numpy as np
+
+from duetts.errors import InvalidRequest
+from duetts.types import Address, Int32, Reference, Source
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 # Short enough to be no clip, and written like a path or a file name.
 LOCAL_PATH = re.compile(r"[/~.\\].{0,1023}|.{0,1023}\\.{0,1023}|.{1,1000}\.\w{1,5}", re.DOTALL)
+FILE_ADDRESS = re.compile(r"file:(?://(?:localhost)?(?=/))?(.*)", re.DOTALL | re.IGNORECASE)
 CLIP_KEYS = ("audio", "ref_audio", "audio_path", "data")
+LARGEST_CODE = 2**31 - 1
 
 
 def read_references(given: dict[str, Any], max_bytes: int) -> tuple[Reference, ...]:
@@ -42,20 +47,31 @@ def read_references(given: dict[str, Any], max_bytes: int) -> tuple[Reference, .
 def _read_entry(entry: Any, max_bytes: int) -> Reference:
     if not isinstance(entry, dict):
         raise InvalidRequest("references must be a list of objects", field="references", code="invalid_type")
-    if entry.get("vq_codes") is not None:
-        raise InvalidRequest("references: vq_codes are not supported", field="references", code="unsupported_field")
-    clips = [entry[key] for key in CLIP_KEYS if entry.get(key) is not None]
-    if len(clips) != 1:
-        raise InvalidRequest(f"each of references needs exactly one of {', '.join(CLIP_KEYS)}", field="references")
+    keys = [key for key in (*CLIP_KEYS, "vq_codes") if entry.get(key) is not None]
+    if len(keys) != 1:
+        raise InvalidRequest(f"each of references needs exactly one of {', '.join(CLIP_KEYS)}, vq_codes", field="references")
     if entry.get("text") is None:
         raise _text_required("references", "each of references needs text, the transcript of its clip")
-    return Reference(read_clip(clips[0], "references", max_bytes), _string(entry["text"], "references"))
+    clip, text = entry[keys[0]], _string(entry["text"], "references")
+    if keys == ["vq_codes"]:
+        return Reference(read_codes(clip, "references.vq_codes"), text)
+    return Reference(read_clip(clip, "references", max_bytes), text)
 
 
-def read_clip(value: Any, field: str, max_bytes: int) -> bytes:
-    """The encoded file that a value means: bytes of a form's file, a data address, or base64 as it stands.
+def read_codes(value: Any, field: str) -> Int32:
+    """Codes int32 [codebooks, frames] of lists of integers of one length. Raises `InvalidRequest` for everything else."""
+    rows = value if isinstance(value, list) else []
+    if not rows or not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
+        raise InvalidRequest(f"{field} must be [codebooks][frames], all rows of one length", field=field, code="invalid_type")
+    if not all(type(code) is int and -LARGEST_CODE <= code <= LARGEST_CODE for row in rows for code in row):
+        raise InvalidRequest(f"{field} must hold integers", field=field, code="invalid_type")
+    return np.array(rows, np.int32)
 
-    Everything else is refused by what it looks like, with a text that does not depend on what exists.
+
+def read_clip(value: Any, field: str, max_bytes: int) -> Source:
+    """What a value means: bytes of a form's file, a data address, base64 as it stands, or where a clip is.
+
+    Everything else is refused by what it looks like. Whether an address is allowed is for whoever goes there to say.
     """
     if isinstance(value, bytes):
         _check_size(len(value), field, max_bytes)
@@ -64,18 +80,18 @@ def read_clip(value: Any, field: str, max_bytes: int) -> bytes:
     scheme = SCHEME.match(text)
     if scheme is None:
         if LOCAL_PATH.fullmatch(text):
-            raise _forbidden(field)
+            return Address(text, local=True)
         return _decode_base64(text, field, max_bytes)
     match scheme.group(1).lower():
         case "data":
             return _decode_data_address(text, field, max_bytes)
         case "file":
-            raise _forbidden(field)
+            found = FILE_ADDRESS.fullmatch(text)
+            return Address(unquote(found[1]) if found else text, local=True)
         case "http" | "https":
-            message = f"{field}: fetching addresses is not enabled on this server; send the clip as a data address or base64"
-            raise InvalidRequest(message, field=field)
+            return Address(text)
         case other:
-            raise InvalidRequest(f"{field}: the scheme {other} is not supported; use a data address or base64", field=field)
+            raise InvalidRequest(f"{field}: the scheme {other} is not supported; https, http, data or base64 are", field=field)
 
 
 def _decode_data_address(text: str, field: str, max_bytes: int) -> bytes:
@@ -113,11 +129,6 @@ def _string(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{field} must hold strings", field=field, code="invalid_type")
     return value
-
-
-def _forbidden(field: str) -> ForbiddenReference:
-    message = f"{field}: local files are not allowed on this server; send the clip as a data address or base64"
-    return ForbiddenReference(message, field=field, code="local_media_forbidden")
 
 
 def _text_required(field: str, message: str) -> InvalidRequest:

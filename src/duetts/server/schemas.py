@@ -210,9 +210,10 @@ def _refuse_missing_features(given: dict[str, Any], config: ServerConfig) -> Non
         only = FIELDS[name].only if name in FIELDS else None
         if only is not None and value not in only:
             raise InvalidRequest(f"{name} is not supported by this model or server", field=name, code="unsupported_field")
-    if len(given.get("instructions", "")) > config.max_instructions_chars:
+    length, most = len(given.get("instructions", "")), config.requests.max_instructions_chars
+    if length > most:
         raise InvalidRequest(
-            f"instructions has {len(given['instructions'])} characters; at most {config.max_instructions_chars} are allowed",
+            f"instructions has {length} characters; at most {most} are allowed",
             field="instructions", code="input_too_long",
         )  # fmt: skip
 
@@ -227,7 +228,7 @@ def check_model(model: str, config: ServerConfig) -> str:
     """The served id that is meant; OpenAI's names mean the native one. Raises `UnknownModel` with the list of those served."""
     if model in config.served_model_names:
         return model
-    if config.openai_aliases and OPENAI_MODELS.fullmatch(model):
+    if config.requests.openai_aliases and OPENAI_MODELS.fullmatch(model):
         return config.served_model_names[0]
     raise UnknownModel(f"model {model[:64]!r} is not served here; these are: {', '.join(config.served_model_names)}")
 
@@ -235,7 +236,7 @@ def check_model(model: str, config: ServerConfig) -> str:
 def is_openai(model: str, config: ServerConfig) -> bool:
     """Whether OpenAI's defaults hold: by the model's name, unless the operator has decided."""
     by_name = OPENAI_MODELS.fullmatch(model) is not None
-    return {"auto": by_name, "openai": True, "native": False}[config.dialect]
+    return {"auto": by_name, "openai": True, "native": False}[config.requests.dialect]
 
 
 def _read_voice(given: dict[str, Any]) -> tuple[str, str]:
@@ -310,9 +311,9 @@ def _ignored(given: dict[str, Any], unknown: list[str], voice_field: str) -> tup
 
 def unknown_names(names: list[str], config: ServerConfig) -> list[str]:
     """Of names that mean nothing here those that the answer lists. Raises `InvalidRequest` if the operator wants none."""
-    if names and config.unknown_fields == "reject":
+    if names and config.requests.unknown_fields == "reject":
         raise InvalidRequest(f"{names[0][:64]} is unknown here", field=names[0][:64], code="unsupported_field")
-    return names if config.unknown_fields == "warn" else []
+    return names if config.requests.unknown_fields == "warn" else []
 
 
 def ignored_names(names: list[str]) -> tuple[str, ...]:

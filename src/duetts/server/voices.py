@@ -15,7 +15,7 @@ from duetts.server.body import FORM, JSON, MSGPACK, read_body
 from duetts.server.references import read_clip
 from duetts.server.schemas import ignored_names, unknown_names
 from duetts.service import SpeechService, Voices
-from duetts.types import Consent, Voice, VoiceDraft
+from duetts.types import Address, Consent, Source, Voice, VoiceDraft
 
 TRUE, FALSE = {"true", "1", "on", "yes"}, {"false", "0", "off", "no", ""}
 PATH = "/v1/audio/voices"
@@ -112,7 +112,10 @@ def consents_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         """Keep a recording of consent."""
         body = await read_parts(request, config, CONSENT_PARTS)
         name, language = (required_text(body, field) for field in ("name", "language"))
-        return _consent_object(await service.consents.add(name, language, _file(body, "recording", config)))
+        recording = _file(body, "recording", config)
+        if isinstance(recording, Address):
+            raise InvalidRequest("recording must be sent itself, not as an address", field="recording")
+        return _consent_object(await service.consents.add(name, language, recording))
 
     @router.get(CONSENTS_PATH)
     async def list_consents(after: str = "", limit: str = "20") -> dict[str, Any]:
@@ -249,7 +252,7 @@ def required_text(body: dict[str, Any], field: str) -> str:
     return _text(body, field)
 
 
-def _file(body: dict[str, Any], field: str, config: ServerConfig) -> bytes:
+def _file(body: dict[str, Any], field: str, config: ServerConfig) -> Source:
     if field not in body:
         raise _missing(field)
     if isinstance(body[field], list):

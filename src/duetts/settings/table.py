@@ -16,8 +16,10 @@ from duetts.config import (
     EngineConfig,
     Limits,
     LogConfig,
+    MediaConfig,
     ModelChoice,
     ProcessConfig,
+    RequestsConfig,
     ServerConfig,
     TlsConfig,
     VoicesConfig,
@@ -27,16 +29,18 @@ from duetts.config import (
 SECTIONS: dict[str, type] = {
     "model": ModelChoice,
     "server": ServerConfig,
+    "requests": RequestsConfig,
     "access": AccessConfig,
     "tls": TlsConfig,
     "engine": EngineConfig,
     "processes": ProcessConfig,
     "limits": Limits,
+    "media": MediaConfig,
     "voices": VoicesConfig,
     "logs": LogConfig,
 }
 # Fields that are not settings: the sections inside `ServerConfig`.
-NESTED = {"server.limits", "server.voices", "server.access", "server.tls", "server.logs"}
+NESTED = {f"server.{section}" for section in ("requests", "limits", "media", "voices", "access", "tls", "logs")}
 
 
 @dataclass(frozen=True)
@@ -139,21 +143,24 @@ SETTINGS: tuple[Setting, ...] = (
             "served_model_name", "server.served_model_names", "Ids that requests may name; the first is the native one.",
             standard="the model",
         ),
-        Setting("openai_aliases", "server.openai_aliases", "Whether OpenAI's model names mean the native model."),
-        Setting(
-            "dialect", "server.dialect",
-            "Whose defaults hold for format, rate of raw PCM and OpenAI's voices: auto (by the model's name), native, openai.",
-        ),
-        Setting(
-            "unknown_fields", "server.unknown_fields",
-            "Unknown fields of a request: warn (list them in its answer), ignore or reject.",
-        ),
-        Setting("max_instructions_chars", "server.max_instructions_chars", "Characters of a request's instructions.",
-                ("--tts-max-instructions-length",)),
         Setting(
             "watchdog", "server.watchdog_s", "Seconds without progress, while work is open, until /health says unhealthy.",
             ("--watchdog-seconds",),
         ),
+    ),
+    *_listed(
+        "requests",
+        Setting("openai_aliases", "requests.openai_aliases", "Whether OpenAI's model names mean the native model."),
+        Setting(
+            "dialect", "requests.dialect",
+            "Whose defaults hold for format, rate of raw PCM and OpenAI's voices: auto (by the model's name), native, openai.",
+        ),
+        Setting(
+            "unknown_fields", "requests.unknown_fields",
+            "Unknown fields of a request: warn (list them in its answer), ignore or reject.",
+        ),
+        Setting("max_instructions_chars", "requests.max_instructions_chars", "Characters of a request's instructions.",
+                ("--tts-max-instructions-length",)),
     ),
     *_listed(
         "access",
@@ -205,6 +212,8 @@ SETTINGS: tuple[Setting, ...] = (
             "engines", "processes.engines", "Engine processes: one for each GPU; on a CPU they share its threads.",
             ("--replicas", "--data-parallel-size"),
         ),
+        Setting("engine_kind", "processes.kind", "model, or null: one without a model that answers at once, to measure the "
+                "rest.", ("--engine",), quiet=True),
         Setting("engine_listen", "processes.listen", "tcp://host:port for engines that are reached over a trusted network.",
                 quiet=True),
         Setting("init_timeout", "processes.start_limit_s", "Seconds that an engine may take to start.",
@@ -212,8 +221,6 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("drain_timeout", "processes.drain_s", "Seconds for open requests after a signal to stop."),
         Setting("heartbeat", "processes.heartbeat_s", "Seconds between an engine's signs of life.", quiet=True),
         Setting("silence", "processes.silence_s", "Seconds of silence after which an engine gets nothing new.", quiet=True),
-        Setting("engine_kind", "processes.kind", "model, or null: one without a model that answers at once, to measure the rest.",
-                ("--engine",), quiet=True),
         Setting("stuck", "processes.stuck_s", "Seconds of silence after which an engine is started anew.", quiet=True),
         Setting("restart", "processes.restart_s", "Seconds before the first restart; they double.", quiet=True),
         Setting("restart_max", "processes.restart_max_s", "Seconds before a restart at most.", quiet=True),
@@ -238,6 +245,15 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("socket_first", "limits.socket_first_s", "Seconds until the first message of a socket.", quiet=True),
         Setting("socket_idle", "limits.socket_idle_s", "Seconds until an idle socket is closed."),
         Setting("live_idle", "limits.live_idle_s", "The same for Fish Audio's sockets, which clients keep for later."),
+    ),
+    *_listed(
+        "media",
+        Setting(
+            "allowed_media_domains", "media.domains", "Hosts that clips are fetched from, and no others; they may be inside "
+            "your network. none: nobody. Without any: every host whose addresses are public.", ("--allowed-media-domain",),
+        ),
+        Setting("allowed_local_media_path", "media.folder", "Folder of files that requests may name by file:// or path."),
+        Setting("fetch_timeout", "media.fetch_s", "Seconds in which a clip must be fetched."),
     ),
     *_listed(
         "voices",

@@ -18,8 +18,10 @@ from duetts.config import (
     EngineConfig,
     Limits,
     LogConfig,
+    MediaConfig,
     ModelChoice,
     ProcessConfig,
+    RequestsConfig,
     ServerConfig,
     TlsConfig,
     VoicesConfig,
@@ -225,11 +227,12 @@ def build(values: Mapping[str, Value]) -> Settings:
     name = model.model or EMBEDDED
     names = values["served_model_name"].value or (name,)
     access = _section(AccessConfig, "access", values, keys=_keys(values))
-    server = _section(
-        ServerConfig, "server", values, served_model_names=names, access=access, limits=_section(Limits, "limits", values),
-        voices=_section(VoicesConfig, "voices", values), tls=_section(TlsConfig, "tls", values),
-        logs=_section(LogConfig, "logs", values),
-    )  # fmt: skip
+    plain: dict[str, type] = {
+        "requests": RequestsConfig, "limits": Limits, "media": MediaConfig, "voices": VoicesConfig, "tls": TlsConfig,
+        "logs": LogConfig,
+    }  # fmt: skip
+    parts = {name: _section(made, name, values) for name, made in plain.items()}
+    server = _section(ServerConfig, "server", values, served_model_names=names, access=access, **parts)
     engine, processes = _section(EngineConfig, "engine", values), _section(ProcessConfig, "processes", values)
     return Settings(model, engine, processes, server)
 

@@ -295,14 +295,15 @@ class VoiceLibrary:
         transcript = self._text.clean_transcript(draft.transcript)
         if not replace and await self._threads.run(self._store.holds, name):
             raise VoiceExists(f"the voice {name!r} exists; send overwrite to replace it")
-        clip = await self._references.decode(draft.audio, "audio_sample")
+        audio = await self._references.file(draft.audio, "audio_sample")
+        clip = await self._references.decode(audio, "audio_sample")
         codes = (await self._references.codes(clip)).codes
         self._text.check_room(codes, transcript)
         voice = Voice(
-            name, transcript, int(time()), clip.num_samples / self._info.sample_rate, len(draft.audio),
-            media_type(draft.audio), "stored", draft.consent, draft.description, draft.language, draft.tags,
+            name, transcript, int(time()), clip.num_samples / self._info.sample_rate, len(audio),
+            media_type(audio), "stored", draft.consent, draft.description, draft.language, draft.tags,
         )  # fmt: skip
-        await self._threads.run(self._store.add, voice, draft.audio, self._info.codec_id, codes, replace=replace)
+        await self._threads.run(self._store.add, voice, audio, self._info.codec_id, codes, replace=replace)
         return voice
 
     async def change(

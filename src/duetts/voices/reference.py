@@ -1,4 +1,5 @@
-"""Reference clips to codes: read within bounds, encoded once, and kept in memory and on disk by the hash of their samples.
+"""Reference clips to codes: fetched and read within bounds, encoded once, and kept in memory and on disk by the hash of their
+samples.
 
 It knows audio and codes, no transcripts: the same clip with a corrected transcript is the same entry.
 """
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from duetts.audio.decode import decode_audio
-from duetts.config import Limits, cache_folder
+from duetts.config import Limits, MediaConfig, cache_folder
 from duetts.errors import InvalidRequest
-from duetts.types import Float32, Int32
+from duetts.types import Address, Float32, Int32, Source
 from duetts.voices.code_folder import CodeFolder
+from duetts.voices.fetch import Fetcher
 from duetts.voices.sharing import SharedWork, Threads
 
 READING_THREADS = min(4, os.cpu_count() or 2)
@@ -44,23 +46,30 @@ class ClipCodes:
 class ReferenceCodes:
     """Codes of clips through `encode`, a function of the engine, in three tiers: memory, disk, and the codec.
 
-    Concurrent requests for one clip read and encode it once; that goes on as long as one of them waits. Without a
+    Concurrent requests for one clip fetch, read and encode it once; that goes on as long as one of them waits. Without a
     `codec_id`, which must differ whenever codes would, nothing is kept on disk. Used from one event loop.
     """
 
     def __init__(
-        self, encode: Callable[[Float32], Awaitable[Int32]], rate: int, limits: Limits, codec_id: str = ""
-    ) -> None:  # fmt: skip
+        self,
+        encode: Callable[[Float32], Awaitable[Int32]],
+        rate: int,
+        limits: Limits,
+        codec_id: str = "",
+        fetcher: Fetcher | None = None,
+    ) -> None:
         self._encode = encode
         self._rate = rate
         self._limits = limits
         self._threads = Threads("duetts-reference", READING_THREADS, limits.reference_queue)
+        self._fetcher = fetcher or Fetcher(MediaConfig(), limits.reference_bytes)
         self._folder: CodeFolder | None = None
         if codec_id and limits.reference_disk_bytes:
             self._folder = CodeFolder(cache_folder() / "references", codec_id, limits.reference_disk_bytes)
         self._known: OrderedDict[str, Int32] = OrderedDict()  # codes by the hash of samples, least lately used first
         self._files: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by the hash of a file: hash and number of samples
         self._in_use: WeakValueDictionary[str, Clip] = WeakValueDictionary()  # by the hash of a file
+        self._addresses: SharedWork[Clip] = SharedWork()
         self._readings: SharedWork[Clip] = SharedWork()
         self._encodings: SharedWork[ClipCodes] = SharedWork()
         self.num_bytes = 0  # of the codes in memory
@@ -69,11 +78,27 @@ class ReferenceCodes:
         self.disk_hits = 0  # of the hits, those that began on disk
         self.misses = 0
 
-    async def decode(self, audio: bytes, field: str) -> Clip:
+    async def decode(self, source: Source, field: str) -> Clip:
         """The clip of an encoded file. A file that was decoded before is not decoded again while its codes are kept.
 
-        Raises `InvalidRequest` for what is no usable clip, `Overloaded` when too many wait to be read.
+        Raises `InvalidRequest` for what is no usable clip or cannot be fetched, `Overloaded` when too many wait to be read.
         """
+        if isinstance(source, Address):
+            return await self._addresses.run((source, field), lambda: self._fetch_and_read(source, field))
+        return await self._decode_file(source, field)
+
+    async def file(self, source: Source, field: str) -> bytes:
+        """The encoded file itself. Raises what `decode` raises."""
+        if not isinstance(source, Address):
+            return source
+        async with self._fetcher.fetched(source, field) as audio:
+            return audio
+
+    async def _fetch_and_read(self, address: Address, field: str) -> Clip:
+        async with self._fetcher.fetched(address, field) as audio:
+            return await self._decode_file(audio, field)
+
+    async def _decode_file(self, audio: bytes, field: str) -> Clip:
         if len(audio) > self._limits.reference_bytes:
             raise InvalidRequest(
                 f"{field} has {len(audio)} bytes; at most {self._limits.reference_bytes} are allowed",
@@ -101,6 +126,7 @@ class ReferenceCodes:
     def close(self) -> None:
         """Reads no more clips. Waits for nothing."""
         self._threads.close()
+        self._fetcher.close()
 
     async def _read(self, file: str, audio: bytes, field: str) -> Clip:
         """A clip from what is known of its file, or decoded."""
@@ -112,7 +138,7 @@ class ReferenceCodes:
                 codes = await self._load(key)
             if codes is not None:
                 return Clip(key, num_samples, codes=codes)
-        wave, key = await self._threads.run(self._decode, audio, field)
+        wave, key = await self._threads.run(self._samples, audio, field)
         self.num_decoded += 1
         self._files[file] = key, len(wave)
         while len(self._files) > MAX_KNOWN_FILES:
@@ -120,7 +146,7 @@ class ReferenceCodes:
         clip = self._in_use[file] = Clip(key, len(wave), wave)
         return clip
 
-    def _decode(self, audio: bytes, field: str) -> tuple[Float32, str]:
+    def _samples(self, audio: bytes, field: str) -> tuple[Float32, str]:
         """On a thread: samples at the codec rate and their hash."""
         limits = self._limits
         wave = decode_audio(audio, rate=self._rate, min_s=limits.reference_min_s, max_s=limits.reference_max_s, field=field)

@@ -17,16 +17,40 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class Line:
+    """Places, and a line before them that is bounded. Used from one event loop."""
+
+    def __init__(self, num_places: int, max_waiting: int, what: str) -> None:
+        self.waiting = 0
+        self.seconds = 0.1  # that a place is taken, lately
+        self._places = asyncio.Semaphore(num_places)
+        self._num_places, self._max_waiting = num_places, max_waiting
+        self._what = what
+
+    async def enter(self) -> None:
+        """Waits for a place. Raises `Overloaded` when the line is full."""
+        if self.waiting >= self._max_waiting:
+            wait = self.seconds * (1 + self.waiting / self._num_places)
+            raise Overloaded(f"{self.waiting} {self._what}", retry_after_s=max(1.0, wait))
+        self.waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.waiting -= 1
+
+    def leave(self, seconds: float | None = None) -> None:
+        """Gives the place back; it was taken for so long, if that is known."""
+        if seconds is not None:
+            self.seconds += 0.1 * (seconds - self.seconds)
+        self._places.release()
+
+
 class Threads:
     """A few threads and a line before them that is bounded, unlike asyncio's own. Used from one event loop."""
 
     def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._places = asyncio.Semaphore(num_threads)
-        self._num_threads = num_threads
-        self._max_waiting = max_waiting
-        self._waiting = 0
-        self._seconds = 0.1  # of a piece of work, lately
+        self.line = Line(num_threads, max_waiting, "references wait to be read")
         self._closed = False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -34,31 +58,17 @@ class Threads:
 
         A caller that is cancelled leaves the line; work that has begun keeps its thread to the end.
         """
-        if self._waiting >= self._max_waiting:
-            wait = self._seconds * (1 + self._waiting / self._num_threads)
-            raise Overloaded(f"{self._waiting} references wait to be read", retry_after_s=max(1.0, wait))
-        self._waiting += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._waiting -= 1
+        await self.line.enter()
         if self._closed:
-            self._places.release()
+            self.line.leave()
             raise NotReady("no references are read any more")
-        future = self._pool.submit(self._timed, partial(work, *arguments, **options))
-        future.add_done_callback(partial(self._release, asyncio.get_running_loop()))
+        future = self._pool.submit(partial(work, *arguments, **options))
+        future.add_done_callback(partial(self._release, asyncio.get_running_loop(), time.monotonic()))
         return await asyncio.wrap_future(future)
 
-    def _release(self, loop: asyncio.AbstractEventLoop, _: Future[Any]) -> None:
+    def _release(self, loop: asyncio.AbstractEventLoop, began: float, _: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop has closed meanwhile, and nobody waits there
-            loop.call_soon_threadsafe(self._places.release)
-
-    def _timed(self, work: Callable[[], T]) -> T:
-        start = time.monotonic()
-        try:
-            return work()
-        finally:
-            self._seconds += 0.1 * (time.monotonic() - start - self._seconds)
+            loop.call_soon_threadsafe(self.line.leave, time.monotonic() - began)
 
     def start(self, work: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
         """Runs `work`, which raises nothing, when a thread is free; nobody waits for it. Once closed it is dropped."""
