@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from duetts.cli_bench import bench
 from duetts.cli_voices import voices_app
 from duetts.config import EMBEDDED, EngineConfig, LogConfig, environment
 from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
@@ -22,6 +23,7 @@ app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speec
                   no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)  # fmt: skip
 
 app.add_typer(voices_app, name="voices")
+app.command()(bench)
 
 ModelArgument = Annotated[str | None, typer.Argument(help="Model folder or hub id. Without it: duetts-mini.")]
 DeviceOption = Annotated[str, typer.Option(envvar="DUETTS_DEVICE", help="auto, cpu, cuda or cuda:N.")]

@@ -1,0 +1,212 @@
+"""What is written down of a measurement: one JSON file with every request in it, and a table for people. Measures nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from duetts.bench.client import WRONG_LENGTH
+from duetts.bench.load import Point, Session
+from duetts.bench.metrics import Pcm, Run, figures, ttfa, ttfp, worst_wait
+
+COLUMNS = ("repeat", "index", "client", "frames", "text_chars", "reference_s", "due_s", "start_s", "ttfp_ms", "ttfa_ms",
+           "end_s", "audio_bytes", "underrun_ms", "chunks", "status", "error")  # fmt: skip
+CARD_FIELDS = "name,driver_version,memory.used,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+
+
+@dataclass
+class Report:
+    """The file of one measurement. `capacity` is the number of listeners, once it is known."""
+
+    session: Session
+    command: list[str]
+    note: str = ""
+    points: list[dict[str, Any]] = field(default_factory=list)
+    capacity: int | None = None
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, point: Point, runs: list[Run]) -> dict[str, Any]:
+        """What became of a load so far, in the place of what was known of it before."""
+        found = summary(point, runs, self.session.pcm)
+        same = ("workload", "load", "streaming")
+        self.points = [one for one in self.points if any(one[name] != found[name] for name in same)]
+        self.points.append(found)
+        return found
+
+    @property
+    def rejected(self) -> bool:
+        return any(point["rejected"] for point in self.points)
+
+    def content(self) -> dict[str, Any]:
+        session = self.session
+        return {
+            "kind": "duetts bench",
+            "short": session.measure.short,
+            "command": self.command,
+            "note": self.note,
+            **self.conditions,
+            "measure": asdict(session.measure) | {"first": session.first},
+            "pcm": asdict(session.pcm),
+            "capacity": self.capacity,
+            "columns": COLUMNS,
+            "points": self.points,
+        }
+
+    def save(self, path: Path) -> None:
+        """Writes all that is known; a reader never finds half of it."""
+        write_json(path, self.content())
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """One entry of a list a line, so that a file with thousands of rows can be compared. Raises `OSError`."""
+    fresh = path.with_name(f".{path.name}.writing")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh.write_text(json.dumps(_plain(content), allow_nan=False).replace("], [", "],\n[") + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: it is written as a word; what is not known as null."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else round(value, 4) if math.isfinite(value) else "infinite"
+    return value
+
+
+def summary(point: Point, runs: list[Run], pcm: Pcm) -> dict[str, Any]:
+    """One load: its figures, unless an answer had another length than was asked for, and its requests."""
+    wrong = [record.error for run in runs for record in run.records if record.error.startswith(WRONG_LENGTH)]
+    found = {} if wrong else figures(runs, pcm)
+    return {
+        "workload": point.workload.name,
+        "load": point.load,
+        "streaming": point.streaming,
+        "repeats": len(runs),
+        "rejected": f"{len(wrong)} answers, the first: {wrong[0]}" if wrong else "",
+        "figures": found,
+        "rows": list(_rows(runs, pcm)),
+    }
+
+
+def _rows(runs: list[Run], pcm: Pcm) -> Iterable[list[Any]]:
+    for number, run in enumerate(runs):
+        origin = min((record.start for record in run.records), default=0.0)
+        for one in run.records:
+            yield [number, one.index, one.client, one.frames, one.text_chars, one.reference_s, one.due - origin,
+                   one.start - origin, 1e3 * ttfp(one), 1e3 * ttfa(one), one.end - origin, one.audio_bytes,
+                   1e3 * worst_wait(one, pcm), len(one.chunks), one.status, one.error]  # fmt: skip
+
+
+# -- conditions ----------------------------------------------------------------------------------------------------------
+
+
+def conditions(url: str, api_key: str = "") -> dict[str, Any]:
+    """When and where: this program, and what the server tells of itself and of its machine."""
+    paths = ("/version", "/health", "/v1/models")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "client": program(),
+        "server": {"url": url, **{path: get(url + path, api_key) for path in paths}},
+        "card": card(),
+    }
+
+
+def program() -> dict[str, Any]:
+    """Versions, commit and machine of this process."""
+    names = ("duetts", "torch", "triton", "numpy", "uvloop")
+    return {
+        "versions": {name: _version(name) for name in names} | {"python": platform.python_version()},
+        "commit": commit(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "program": Path(sys.argv[0]).name,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Of the working tree that this file lies in, with a mark if something in it was changed. None outside of one."""
+    folder = str(Path(__file__).parent)
+    found = _output("git", "-C", folder, "rev-parse", "HEAD")
+    changed = _output("git", "-C", folder, "status", "--porcelain", "--untracked-files=no", ".") if found else None
+    return f"{found} with changes" if found and changed else found
+
+
+def card() -> list[str] | None:
+    """What the driver tells of each GPU: CARD_FIELDS. None without one."""
+    found = _output("nvidia-smi", f"--query-gpu={CARD_FIELDS}", "--format=csv,noheader")
+    return found.splitlines() if found else None
+
+
+def _output(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip()
+
+
+def get(url: str, api_key: str = "") -> Any:
+    """The JSON of an address; None if there is none."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        error.close()
+        return {"status": error.code}
+    except (OSError, ValueError):
+        return None
+
+
+# -- a table for people --------------------------------------------------------------------------------------------------
+
+SHOWN = (
+    ("requests", "n", 0), ("failures", "failed", 0), ("ttfa_ms_p50", "TTFA p50", 1), ("ttfa_ms_p95", "p95 ms", 1),
+    ("rtf_p50", "RTF p50", 3), ("decode_rtf_p50", "decode", 3), ("audio_s_per_s", "audio-s/s", 2),
+    ("goodput_per_s", "goodput/s", 2), ("continuity", "unbroken", 3), ("underrun_ms_p99", "wait p99 ms", 1),
+    ("gap_ms_p99", "gap p99 ms", 1), ("client_processor_share", "client", 2),
+)  # fmt: skip
+
+
+def heading() -> str:
+    return f"{'load':<16}" + "".join(f"{title:>13}" for _, title, _ in SHOWN)
+
+
+def line(point: dict[str, Any]) -> str:
+    """A load in one line; of figures from several repeats half the width of the interval is behind the throughput."""
+    name = f"{point['workload']} {point['load']:g}{'' if point['streaming'] else ' whole'}"
+    if point["rejected"]:
+        return f"{name:<16}  REJECTED: {point['rejected']}"
+    return f"{name:<16}" + "".join(f"{_shown(point['figures'][key], digits):>13}" for key, _, digits in SHOWN)
+
+
+def _shown(found: list[float | None], digits: int) -> str:
+    value, low, high = found
+    if value is None or math.isnan(value):
+        return "-"
+    spread = f"±{(high - low) / 2:.{digits}f}" if low is not None and high is not None and high - low < math.inf else ""
+    return f"{value:.{digits}f}{spread if digits == 2 else ''}"
