@@ -31,7 +31,7 @@ from duetts import __version__
 from duetts.engine.engine import Engine
 from duetts.engine.inprocess import InProcessSpeaker
 from duetts.engine.pages import Block, pages_for
-from duetts.engine.parts import Parts, Result
+from duetts.engine.parts import Decoded, Parts, Result
 from duetts.engine.playout import ChunkPolicy
 from duetts.engine.scheduler import Room
 from duetts.engine.sequence import Sequence
@@ -70,8 +70,8 @@ class NullVocoder:
     def reset(self, slot: int) -> None:
         pass
 
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes | None]:
-        return [self._silence[codes.shape[2]]] * len(slots)
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoded:
+        return Decoded([self._silence[codes.shape[2]]] * len(slots))
 
 
 class NullEncoder:

@@ -18,6 +18,7 @@ from benchmarks.sim.policies import Policy
 from duetts.engine.codec_worker import LOOK_S, CodecWorker
 from duetts.engine.pace import Pace
 from duetts.engine.pages import PAGE, PagePool
+from duetts.engine.parts import Decoded
 from duetts.engine.playout import ChunkPolicy, Playout
 from duetts.engine.scheduler import Room, Scheduler
 from duetts.engine.sequence import Sequence
@@ -52,12 +53,12 @@ class Timer:
     def reset(self, slot: int) -> None:
         pass
 
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes | None]:
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoded:
         seconds = self.card.decode_s(codes.shape[0] * codes.shape[2])
         self.clock.now += seconds
         self.busy_s += seconds
         self.calls += 1
-        return [b""] * len(slots)
+        return Decoded([b""] * len(slots))
 
 
 @dataclass(slots=True, eq=False)

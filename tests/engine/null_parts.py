@@ -172,12 +172,40 @@ class NullDevice:
         self._demand(found.tolist() == marks, "a row's pages hold something else")
 
 
-class NullVocoder:
-    """Packs a frame's place in its stream and its codes; the place is the slot's state."""
+class NullDecoding:
+    """A call that is ready once somebody has asked so many times, or once its result is waited for."""
 
-    def __init__(self, slots: int, quantum: int | None = None, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, vocoder: NullVocoder, lag: int, sounds: list[bytes | None] | None) -> None:
+        self._vocoder = vocoder
+        self._lag = lag
+        self._sounds = sounds
+
+    @property
+    def seconds(self) -> float | None:
+        return None
+
+    def ready(self) -> bool:
+        self._vocoder.asked += 1
+        self._lag -= 1
+        return self._lag < 0
+
+    def result(self) -> list[bytes | None]:
+        self._vocoder.landed += 1
+        if self._sounds is None:
+            raise RuntimeError("the device lost its mind")
+        return self._sounds
+
+
+class NullVocoder:
+    """Packs a frame's place in its stream and its codes; the place is the slot's state. Calls take `lag` looks."""
+
+    def __init__(
+        self, slots: int, quantum: int | None = None, tick: Callable[[], None] = lambda: None, *, lag: int = 0
+    ) -> None:
         self.slots = slots
         self._tick = tick
+        self._lag = lag
+        self.asked = self.landed = 0
         self.quantum = quantum
         self.lost: set[int] = set()  # seeds that failed with others
         self.complaints = Complaints()
@@ -188,7 +216,7 @@ class NullVocoder:
     def reset(self, slot: int) -> None:
         self._places[slot] = 0
 
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes | None]:
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> NullDecoding:
         self.calls += 1
         self._tick()
         self._demand(0 < len(slots) == len(codes), "a call without streams, or codes that are not theirs")
@@ -198,6 +226,8 @@ class NullVocoder:
         faulty = [(int(seed), fault_of(int(seed)), int(codes[row, 1].max())) for row, seed in enumerate(codes[:, 0, 0])]
         if any(kind == "decode" and frame >= FAULT_FRAME for _, kind, frame in faulty):
             self.lost |= {seed for seed, _, _ in faulty}
+            if self._lag:  # such a device tells its faults late
+                return NullDecoding(self, self._lag, None)
             raise RuntimeError("the device lost its mind")
         made = [
             b"".join(sound(self._places[slot] + place, frame) for place, frame in enumerate(stream.T))
@@ -206,10 +236,11 @@ class NullVocoder:
         if keep:
             for slot in slots:
                 self._places[slot] += codes.shape[2]
-        return [
+        sounds = [
             None if kind == "mute" and frame >= FAULT_FRAME else pcm
             for pcm, (_, kind, frame) in zip(made, faulty, strict=True)
         ]  # fmt: skip
+        return NullDecoding(self, self._lag, sounds)
 
 
 class NullEncoder:

@@ -10,6 +10,7 @@ import pytest
 
 from duetts.engine.codec_worker import MAX_STREAMS, CodecWorker
 from duetts.engine.pace import Pace
+from duetts.engine.parts import Decoded, Decoding
 from duetts.engine.playout import ChunkPolicy, Playout
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
@@ -37,10 +38,10 @@ class Vocoder:
     def reset(self, slot: int) -> None:
         pass
 
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
         assert len(set(slots)) == len(slots) == len(codes), "a slot is used twice in one call"
         self.calls.append(len(slots))
-        return [bytes(2 * codes.shape[2])] * len(slots)
+        return Decoded([bytes(2 * codes.shape[2])] * len(slots))
 
 
 def sequence(number: int, *, streaming: bool, first_chunk: int = 0) -> tuple[Sequence, Ear]:
@@ -117,3 +118,129 @@ def test_a_listener_may_say_how_many_frames_come_first(asked: int, handed: int) 
         first += [listener.playout.handed] if listener.playout.handed and not first else []
         assert complete.playout.handed in (0, 8)
     assert first == [handed]
+
+
+class Held:
+    """A call that is done when the test says so."""
+
+    seconds = 0.125
+
+    def __init__(self, sounds: list[bytes | None], fault: Exception | None = None) -> None:
+        self.done = False
+        self.waited = False
+        self._sounds = sounds
+        self.fault = fault
+
+    def ready(self) -> bool:
+        return self.done
+
+    def result(self) -> list[bytes | None]:
+        self.waited = not self.done
+        if self.fault is not None:
+            raise self.fault
+        return self._sounds
+
+
+class LateVocoder(Vocoder):
+    """Its calls are under way until they are let go."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.held: list[Held] = []
+        self.slots_of: list[list[int]] = []
+
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Held:
+        sounds = super().start(slots, codes, keep=keep).result()
+        self.slots_of.append(slots)
+        self.held.append(Held(sounds))
+        return self.held[-1]
+
+
+def late_worker(slots: int = 8) -> tuple[CodecWorker, LateVocoder, Pace, list[Sequence]]:
+    vocoder, pace, ended = LateVocoder(slots), Pace(), list[Sequence]()
+    return CodecWorker(vocoder, ChunkPolicy(2, 2), pace, ended.append, lambda: 0.0), vocoder, pace, ended
+
+
+def test_calls_are_started_without_waiting_and_handed_over_in_their_order() -> None:
+    worker, vocoder, pace, ended = late_worker()
+    (first, first_ear), (second, second_ear) = sequence(0, streaming=True), sequence(1, streaming=True)
+    push(worker, first, 4)
+    assert worker.step()
+    push(worker, second, 2)
+    assert worker.step()
+    assert vocoder.calls == [1, 1], "a stream was cut again while a call had it, or another one had to wait for it"
+    vocoder.held[1].done = True
+    assert not worker.step()
+    assert first_ear.heard == second_ear.heard == []
+    vocoder.held[0].done = True
+    assert worker.step()
+    assert (first_ear.heard, second_ear.heard) == ([0, 1], [0, 1])
+    assert vocoder.calls == [1, 1, 1]
+    assert vocoder.slots_of[2] == vocoder.slots_of[0]
+    assert not any(held.waited for held in vocoder.held)
+    assert pace.codec_frame_s == pytest.approx(0.125 / 2)
+    for each in (first, second):
+        each.finished = "stop"
+        worker.end(each)
+    assert worker.step()
+    assert ended == [second]
+    assert not worker.idle
+    assert worker.step(patient=True)
+    assert vocoder.held[2].waited
+    assert worker.step()
+    assert (ended, first_ear.heard) == ([second, first], [0, 1, 2, 3])
+    assert worker.idle
+
+
+def test_a_fault_that_comes_late_loses_the_streams_of_its_call() -> None:
+    worker, vocoder, _, ended = late_worker()
+    (bad, bad_ear), (good, good_ear) = sequence(0, streaming=True), sequence(1, streaming=True)
+    push(worker, bad, 2)
+    worker.step()
+    push(worker, good, 2)
+    worker.step()
+    vocoder.held[0].fault = RuntimeError("the device lost its mind")
+    for held in vocoder.held:
+        held.done = True
+    assert worker.step()
+    assert bad.failure is not None
+    assert good.failure is None
+    assert (bad_ear.heard, good_ear.heard) == ([], [0, 1])
+    bad.finished = "failed"
+    worker.end(bad)
+    assert worker.step()
+    assert ended == [bad]
+
+
+def test_a_stream_that_is_aborted_ends_when_its_call_has_landed_and_says_no_more() -> None:
+    worker, vocoder, _, ended = late_worker(slots=1)
+    (left, ear), (next_one, next_ear) = sequence(0, streaming=True), sequence(1, streaming=True)
+    push(worker, left, 2)
+    worker.step()
+    left.finished = "aborted"
+    worker.end(left)
+    push(worker, next_one, 2)
+    assert not worker.step()
+    assert ended == []
+    vocoder.held[0].done = True
+    assert worker.step()
+    assert (ended, ear.heard) == ([left], [])
+    assert vocoder.calls == [1, 1], "its slot serves again in the same step"
+    vocoder.held[1].done = True
+    assert worker.step()
+    assert next_ear.heard == [0, 1]
+
+
+def test_a_worker_that_gives_up_forgets_its_calls() -> None:
+    worker, vocoder, _, ended = late_worker()
+    lost, ear = sequence(0, streaming=True)
+    push(worker, lost, 2)
+    worker.step()
+    worker.end(lost)
+    worker.give_up(RuntimeError("the worker itself is broken"))
+    assert ended == [lost]
+    assert lost.failure is not None
+    vocoder.held[0].done = True
+    assert not worker.step()
+    assert ear.heard == []
+    assert worker.idle

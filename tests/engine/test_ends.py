@@ -25,13 +25,13 @@ class Gate:
         self.calls = 0
         self.open = threading.Event()
         self.open.set()
-        self._decode = own._engine._codec._vocoder.decode
-        monkeypatch.setattr(own._engine._codec._vocoder, "decode", self._held)
+        self._start = own._engine._codec._vocoder.start
+        monkeypatch.setattr(own._engine._codec._vocoder, "start", self._held)
 
     def _held(self, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
         self.open.wait(10)
-        return self._decode(*arguments, **options)
+        return self._start(*arguments, **options)
 
 
 def spoken(prompt: Int32, frames: int, **options: Any) -> Utterance:
@@ -108,7 +108,7 @@ async def test_a_failing_codec_and_a_leaving_caller_at_once_hold_nothing(
         def fail(*arguments: Any, **options: Any) -> Any:
             raise RuntimeError("device lost its mind")
 
-        gate._decode = fail
+        gate._start = fail
         await asyncio.sleep(0.05)
         await stream.aclose()
         await until(lambda: not own.stats()["running"])

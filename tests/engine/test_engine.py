@@ -14,7 +14,7 @@ from duetts.checkpoint import load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.inprocess import InProcessSpeaker, build_engine, check_memory, choose_device, describe, plan_memory
 from duetts.engine.pages import Block
-from duetts.engine.parts import UNSOUND
+from duetts.engine.parts import UNSOUND, Decoding
 from duetts.engine.sequence import Sequence
 from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotEnoughMemory, NotReady, Overloaded
 from duetts.json_fields import read_json
@@ -174,7 +174,7 @@ def strike(own: InProcessSpeaker, part: str, monkeypatch: pytest.MonkeyPatch) ->
     """Makes one kind of device work fail for the sequence "doomed"."""
     engine = own._engine
     device, vocoder = engine._device, engine._codec._vocoder
-    launch, read, decode = device.launch, device.read, vocoder.decode
+    launch, read, start = device.launch, device.read, vocoder.start
 
     def is_doomed(sequence: Sequence) -> bool:
         return sequence.utterance.request_id == "doomed"
@@ -196,14 +196,14 @@ def strike(own: InProcessSpeaker, part: str, monkeypatch: pytest.MonkeyPatch) ->
             raise RuntimeError("device lost its mind")
         read(sequence, block)
 
-    def failing_decode(slots: list[int], codes: Int32, *, keep: bool) -> list[bytes]:
+    def failing_start(slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
         streams = engine._codec._streams.values()
         if any(is_doomed(stream.sequence) and stream.slot in slots and stream.last for stream in streams):
             raise RuntimeError("device lost its mind")
-        return decode(slots, codes, keep=keep)
+        return start(slots, codes, keep=keep)
 
     if part == "codec":
-        monkeypatch.setattr(vocoder, "decode", failing_decode)
+        monkeypatch.setattr(vocoder, "start", failing_start)
     else:
         name, work = {
             "step": ("launch", failing_launch),

@@ -86,19 +86,19 @@ REQUESTS = st.builds(
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
         slots=st.integers(1, 4), rows=st.integers(1, 5), spare=st.integers(0, 20), block=st.sampled_from([16, 32, 48, 160]),
-        lag=st.integers(0, 1), rereads=st.booleans(), quantum=st.sampled_from([None, 1, 3, 4]), queue=st.integers(0, 5),
-        policy=st.builds(ChunkPolicy, st.integers(1, 4), st.integers(1, 8)), step_s=st.sampled_from([0.0, 0.001, 0.02, 0.06]),
-        shared_thread=st.booleans(), ending=st.sampled_from(["drained", "closed", "broken"]),
-    )  # fmt: skip
+        lag=st.integers(0, 1), rereads=st.booleans(), quantum=st.sampled_from([None, 1, 3, 4]), codec_lag=st.integers(0, 3),
+        queue=st.integers(0, 5), policy=st.builds(ChunkPolicy, st.integers(1, 4), st.integers(1, 8)),
+        step_s=st.sampled_from([0.0, 0.001, 0.02, 0.06]), shared_thread=st.booleans(), ending=st.sampled_from(["drained",
+    "closed", "broken"]), )  # fmt: skip
     def build(
-        self, slots: int, rows: int, spare: int, block: int, lag: int, rereads: bool, quantum: int | None, queue: int,
-        policy: ChunkPolicy, step_s: float, shared_thread: bool, ending: str,
+        self, slots: int, rows: int, spare: int, block: int, lag: int, rereads: bool, quantum: int | None, codec_lag: int,
+        queue: int, policy: ChunkPolicy, step_s: float, shared_thread: bool, ending: str,
     ) -> None:  # fmt: skip
         self.now = 1000.0
         self.step_s = step_s
         pages = pages_for(LENGTH) + spare
         self.device = NullDevice(pages, lag=lag, rows=rows, tick=self.tick)
-        self.vocoder = NullVocoder(2 * slots, quantum, tick=self.tick)
+        self.vocoder = NullVocoder(2 * slots, quantum, tick=self.tick, lag=codec_lag)
         self.encoder = NullEncoder()
         room = Room(slots, rows, block, LENGTH, FRAME_S, rereads=rereads, shared_thread=shared_thread)
         parts = Parts(self.device, self.vocoder, self.encoder, room, pages, END, queue, policy)
@@ -180,8 +180,8 @@ class EngineMachine(RuleBasedStateMachine):
     def progress(self) -> tuple[int, ...]:
         encoder = self.encoder
         return (
-            self.device.calls, self.vocoder.calls, encoder.waiting, encoder._done, len(self.unheard), len(self.engine._flights)
-        )  # fmt: skip
+            self.device.calls, self.vocoder.calls, self.vocoder.asked, encoder.waiting, encoder._done, len(self.unheard),
+        len(self.engine._flights) )  # fmt: skip
 
     @invariant()
     def books(self) -> None:

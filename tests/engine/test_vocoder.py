@@ -1,37 +1,96 @@
 """The codec behind the engine: streams in slots, of which one may be lost without the others."""
 
 import numpy as np
+import pytest
 import torch
 
 from duetts.checkpoint import randomise_codec
-from duetts.engine.vocoder import CodecVocoder, to_pcm
+from duetts.engine.vocoder import CodecVocoder, GraphedVocoder, to_pcm
 from duetts.model_config import CodecConfig
 from duetts.models.codec import Codec
+from duetts.models.stream_decoder import StreamDecoder
+from duetts.types import Int32
 
 from ..dimensions import CODEC
 
 
-def vocoder(slots: int) -> CodecVocoder:
+@pytest.fixture(scope="module")
+def codec() -> Codec:
     codec = Codec(CodecConfig.from_dict(CODEC)).eval().requires_grad_(False)
     randomise_codec(codec, torch.Generator().manual_seed(1))
-    return CodecVocoder(codec, slots=slots, quantum=None)
+    return codec
 
 
-def test_a_stream_with_numbers_that_are_not_finite_is_lost_alone_and_its_slot_serves_again() -> None:
-    own = vocoder(3)
-    codes = np.random.default_rng(0).integers(0, 32, (2, 4, 3)).astype(np.int32)
+def graphed(codec: Codec, slots: int) -> GraphedVocoder:
+    """On a CPU: the same calls, each done at once."""
+    return GraphedVocoder(StreamDecoder(codec, torch.float32), slots=slots, streams=(1, 2, 4), frames=(1, 2, 4), most=8)
+
+
+def random_codes(streams: int, frames: int, seed: int = 0) -> Int32:
+    return np.random.default_rng(seed).integers(0, 32, (streams, 4, frames)).astype(np.int32)
+
+
+def test_a_stream_with_numbers_that_are_not_finite_is_lost_alone_and_its_slot_serves_again(codec: Codec) -> None:
+    own = CodecVocoder(codec, slots=3, quantum=None)
+    codes = random_codes(2, 3)
     for slot in (0, 2):
         own.reset(slot)
-    expected = own.decode([2, 0], codes, keep=False)
+    expected = own.start([2, 0], codes, keep=False).result()
     assert all(pcm is not None and len(pcm) == 3 * 2048 * 2 for pcm in expected)
     for tail in own._state.tails:
         tail[0] = torch.nan
-    found = own.decode([2, 0], codes, keep=True)
+    found = own.start([2, 0], codes, keep=True).result()
     assert found[0] == expected[0]
     assert found[1] is None
     own.reset(0)
     own.reset(2)
-    assert own.decode([2, 0], codes, keep=True) == expected
+    assert own.start([2, 0], codes, keep=True).result() == expected
+
+
+def test_recorded_calls_of_any_size_make_the_same_sound(codec: Codec) -> None:
+    """Seven streams in recordings of at most four and of at most four frames, each at its own place in its codes."""
+    own, plain = graphed(codec, 7), CodecVocoder(codec, slots=7, quantum=None)
+    own.prepare(0.0)
+    rng = np.random.default_rng(1)
+    for slot in range(7):
+        own.reset(slot)
+        plain.reset(slot)
+    for turn, frames in enumerate((3, 1, 7)):
+        slots = rng.permutation(7)[: 7 - 2 * turn].tolist()
+        if turn == 2:  # a slot that has a new stream, among others that go on
+            own.reset(slots[1])
+            plain.reset(slots[1])
+        codes = random_codes(len(slots), frames, seed=turn)
+        call = own.start(slots, codes, keep=True)
+        assert call.ready()
+        expected = plain.start(slots, codes, keep=True).result()
+        for found, sound in zip(call.result(), expected, strict=True):
+            assert found is not None
+            assert sound is not None
+            difference = np.frombuffer(found, "<i2").astype(int) - np.frombuffer(sound, "<i2")
+            assert len(difference) == frames * 2048
+            assert np.abs(difference).max() <= 3  # 1e-4 of full scale
+    assert call.seconds is None
+
+
+def test_a_recorded_call_loses_only_the_streams_that_are_not_finite(codec: Codec) -> None:
+    own, codes = graphed(codec, 3), random_codes(3, 3)
+    expected = own.start([0, 1, 2], codes, keep=True).result()
+    own._state.tails[1] = torch.nan
+    found = own.start([0, 1, 2], codes, keep=True).result()
+    assert [pcm is None for pcm in found] == [False, True, False]
+    for slot in range(3):
+        own.reset(slot)
+    assert own.start([0, 1, 2], codes, keep=True).result() == expected
+
+
+def test_memory_of_a_graphed_vocoder_is_counted(codec: Codec) -> None:
+    few, many = graphed(codec, 1), graphed(codec, 11)
+    decoder = sum(parameter.numel() for parameter in codec.decoder.parameters()) * 4
+    assert few.nbytes > decoder
+    state = many._state
+    per_slot = sum(each.nbytes for each in (state.tails, state.keys, state.values, state.position)) // 12
+    assert many.nbytes - few.nbytes == 10 * per_slot
 
 
 def test_full_scale_is_clipped() -> None:

@@ -1,7 +1,8 @@
 """Frames to PCM: which streams are decoded next, and how many frames of each. Plain Python; tensors are the vocoder's.
 
-It is driven one step at a time by the engine's loop, or by a thread of its own (`start`). Either way it tells each sequence's
-end once, when the last of its audio is out.
+It is driven one step at a time by the engine's loop, or by a thread of its own (`start`). A step starts calls and hands over
+what earlier ones have made; it does not wait for a device. Either way it tells each sequence's end once, when the last of its
+audio is out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -16,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 
 from duetts.engine.pace import Pace
-from duetts.engine.parts import Vocoder
+from duetts.engine.parts import Decoding, Vocoder
 from duetts.engine.playout import COMFORT_S, NEED_S, ChunkPolicy
 from duetts.engine.sequence import Sequence
 from duetts.errors import EngineFailure
@@ -41,6 +43,7 @@ class _Stream:
     shown: int = 0  # frames at the head of `frames` that were handed over before their quantum was full
     served: float = 0.0
     ended: bool = False
+    flying: bool = False  # a call decodes frames of it: until that lands no other call may, and it cannot end
 
     @property
     def waiting(self) -> int:
@@ -58,12 +61,26 @@ _Due = tuple[float, int, _Stream]  # seconds until it is needed, frames of the c
 class _Part:
     """One stream's share of a call: frames [codebooks], of which the first `start` were handed over before."""
 
-    sequence: Sequence
+    stream: _Stream
     slot: int
     frames: list[Int32]
     start: int
     keep: bool
     fresh: bool
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.stream.sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A call under way."""
+
+    parts: list[_Part]
+    codes: Int32
+    decoding: Decoding
+    began: float
 
 
 class CodecWorker:
@@ -80,6 +97,7 @@ class CodecWorker:
         self._clock = clock
         self._free = list(range(vocoder.slots))
         self._streams: dict[Sequence, _Stream] = {}
+        self._flights: deque[_Flight] = deque()
         self._changed = threading.Condition()
         self._news = False  # a frame or an end has come since the last step
         self._closed = self._broken = False
@@ -147,7 +165,7 @@ class CodecWorker:
         try:
             prepare()
             while self._has_to_stay():
-                if not self.step():
+                if not self.step(patient=True):
                     self._wait()
         except Exception as error:  # a fault of the worker itself: nobody may wait for ever
             log.error("the codec decodes no more", exc_info=error)
@@ -167,10 +185,12 @@ class CodecWorker:
     def give_up(self, error: Exception) -> None:
         """After a fault nothing is decoded any more: every stream fails, and is told so once the loop has ended it."""
         self._broken = True
+        self._flights.clear()
         with self._changed:
             self._news = False
             for stream in self._streams.values():
                 stream.drop()
+                stream.flying = False
                 if stream.sequence.failure is None:
                     stream.sequence.fail(error)
             ended = self._pop_ended()
@@ -179,8 +199,10 @@ class CodecWorker:
 
     # -- one step --------------------------------------------------------------------------------------------------------
 
-    def step(self) -> bool:
-        """Tells who has ended, and decodes for those who need it most. False if there was nothing to do."""
+    def step(self, *, patient: bool = False) -> bool:
+        """Hands over what is ready, tells who has ended, and starts calls for those who need it most. False if there was
+        nothing to do; `patient`: then it waits for the oldest call, if there is one, and hands that over."""
+        landed = self.hand_over()
         now = self._clock()
         with self._changed:
             self._news = False
@@ -195,9 +217,21 @@ class CodecWorker:
             with self._changed:
                 parts = self._take(due, again=calls > 0)
             if parts:
-                self._decode(parts)
+                self._launch(parts)
+                self.hand_over()
                 calls += 1
-        return bool(ended or calls)
+        if patient and self._flights and not (landed or ended or calls):
+            self._land(self._flights.popleft())
+            landed = True
+        return bool(landed or ended or calls)
+
+    def hand_over(self) -> bool:
+        """Hands over what calls have made, in the order in which they were started. False if none is ready. It never waits."""
+        landed = False
+        while self._flights and self._flights[0].decoding.ready():
+            self._land(self._flights.popleft())
+            landed = True
+        return landed
 
     def _drop_lost(self, now: float) -> None:
         """Drops frames that nobody waits for any more."""
@@ -210,7 +244,7 @@ class CodecWorker:
 
     def _pop_ended(self) -> list[Sequence]:
         """Takes out the streams that have nothing left."""
-        done = [stream for stream in self._streams.values() if stream.ended and not stream.waiting]
+        done = [one for one in self._streams.values() if one.ended and not one.waiting and not one.flying]
         for stream in done:
             del self._streams[stream.sequence]
             if stream.slot is not None:
@@ -219,7 +253,8 @@ class CodecWorker:
 
     def _list_due(self, now: float) -> list[_Due]:
         """Streams that a chunk can be decoded of now, those that need it most first."""
-        sizes = [(stream, self._due(stream, now)) for stream in self._streams.values() if stream.waiting]
+        ready = [stream for stream in self._streams.values() if stream.waiting and not stream.flying]
+        sizes = [(stream, self._due(stream, now)) for stream in ready]
         due = [(self._urgency(stream, now), size, stream) for stream, size in sizes if size]
         due.sort(key=itemgetter(0))
         return due if self._vocoder.quantum is None else due[:1]
@@ -283,23 +318,43 @@ class CodecWorker:
         if keep:
             del stream.frames[:stop]
         stream.shown = 0 if keep else stop
-        return _Part(stream.sequence, stream.slot, taken, start, keep, fresh)
+        stream.flying = True
+        return _Part(stream, stream.slot, taken, start, keep, fresh)
 
-    def _decode(self, parts: list[_Part]) -> None:
+    def _launch(self, parts: list[_Part]) -> None:
         began = self._clock()
         try:
             for part in parts:
                 if part.fresh:
                     self._vocoder.reset(part.slot)
             codes = self._pack(parts)
-            sounds = self._vocoder.decode([part.slot for part in parts], codes, keep=parts[0].keep)
-        except Exception as error:  # the streams of this call are lost, the worker goes on
-            for part in parts:
-                part.sequence.fail(error)
+            decoding = self._vocoder.start([part.slot for part in parts], codes, keep=parts[0].keep)
+        except Exception as error:
+            self._lose(parts, error)
+        else:
+            self._flights.append(_Flight(parts, codes, decoding, began))
+
+    def _lose(self, parts: list[_Part], error: Exception) -> None:
+        """The streams of a call are lost, the worker goes on."""
+        for part in parts:
+            part.sequence.fail(error)
+            part.stream.flying = False
+
+    def _land(self, flight: _Flight) -> None:
+        """Hands over what a call has made; waits for it if it is not ready."""
+        parts, codes = flight.parts, flight.codes
+        try:
+            sounds = flight.decoding.result()
+        except Exception as error:
+            self._lose(parts, error)
             return
         now = self._clock()
-        self._pace.saw_codec(sum(len(part.frames) - part.start for part in parts), now - began)
+        seconds = flight.decoding.seconds
+        self._pace.saw_codec(
+            sum(len(part.frames) - part.start for part in parts), now - flight.began if seconds is None else seconds
+        )
         for part, sound, stream_codes in zip(parts, sounds, codes, strict=True):
+            part.stream.flying = False
             if sound is None:
                 part.sequence.fail(EngineFailure("the codec made samples that are not finite"))
                 continue

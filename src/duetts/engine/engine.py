@@ -218,6 +218,10 @@ class Engine:
             return True
         return self._parts.threads is None and (self._codec.num_streams > 0 or self._parts.encoder.waiting > 0)
 
+    def _has_only_audio(self) -> bool:
+        """Nothing is left to do but what the codec has under way."""
+        return not (self._inbox or self._flights or self._parts.encoder.waiting) and self._scheduler.idle
+
     def _cancel_all(self) -> None:
         for sequence in [*self._scheduler.everyone(), *self._codec.sequences()]:
             sequence.cancelled = True
@@ -255,7 +259,7 @@ class Engine:
         if timed:
             self.pace.saw_step(len(rows), self._clock() - began)
         if self._parts.threads is None:
-            self._codec.step()
+            self._codec.step(patient=self._has_only_audio())
         if timed:
             self._codec.made_s = (self._clock() - began) * max(1.0, len(self._scheduler.running) / len(rows))
         if self._parts.threads is None:

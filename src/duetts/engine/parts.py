@@ -33,8 +33,40 @@ class Device(Protocol):
         ...
 
 
+class Decoding(Protocol):
+    """A call of the codec's decoder that is under way."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the device worked on it, if somebody knows; asked after `result`."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether `result` comes at once. Raises nothing: a fault is ready, too."""
+        ...
+
+    def result(self) -> list[bytes | None]:
+        """PCM of each stream, 16-bit little-endian, or None where samples are not finite. Waits, and raises what a device
+        raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A call that was done when it was made."""
+
+    sounds: list[bytes | None]
+    seconds: float | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> list[bytes | None]:
+        return self.sounds
+
+
 class Vocoder(Protocol):
-    """The codec's decoder with a number of stream slots: `CodecVocoder`."""
+    """The codec's decoder with a number of stream slots: `CodecVocoder`, `GraphedVocoder`."""
 
     quantum: int | None  # frames that every call decodes, of one stream; None: any number, of many
     slots: int
@@ -43,10 +75,9 @@ class Vocoder(Protocol):
         """A new stream begins in a slot."""
         ...
 
-    def decode(self, slots: list[int], codes: Int32, *, keep: bool) -> list[bytes | None]:
-        """codes [streams, codebooks, frames] -> PCM of each, or None where samples are not finite.
-
-        Without `keep` the streams have not moved.
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
+        """Begins to decode codes [streams, codebooks, frames] of the streams in these slots. Calls end in the order in which
+        they began, and a slot's calls go on from one another. Without `keep` the streams have not moved.
         """
         ...
 

@@ -44,8 +44,13 @@ class Recordings:
 
     def record_all(self) -> None:
         """Records every size now, the largest first, whose memory then serves the others."""
-        for size in reversed(self.sizes) if self._replayed else ():
-            self._recordings.setdefault(size, self._record(size))
+        for size in reversed(self.sizes):
+            self.record(size)
+
+    def record(self, size: int) -> None:
+        """Records a size now, if it is not yet."""
+        if self._replayed and size not in self._recordings:
+            self._recordings[size] = self._record(size)
 
     def __call__(self, size: int, inputs: tuple[Tensor, ...]) -> Tensor:
         """The work on inputs that lie on the host, pinned if the device is a GPU. Nothing here waits for the device."""

@@ -70,7 +70,7 @@ def norm_gate(
 
 def linear_add(y: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """residual [..., N] + linear(y [..., K])."""
-    x: Tensor = _products(y, (weight,), (scale,), (bias,)).linear_add(y, weight, residual, scale, bias)
+    x: Tensor = _products(y, (weight,), (scale,), (bias, residual)).linear_add(y, weight, residual, scale, bias)
     return x
 
 
@@ -238,8 +238,8 @@ def store_tails(
     _codec(tails).store_tails(tails, halo, layout, largest, slots, position, now, frames)
 
 
-def pcm16(wave: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples float32 [streams, n] in -1..1 -> int16, full scale clipped, and whether all of a stream's are finite bool
-    [streams]; a stream where they are not is silent."""
-    samples, sound = _codec(wave).pcm16(wave)
-    return samples, sound
+def pcm16(wave: Tensor) -> Tensor:
+    """Samples float32 [streams, n] in -1..1 -> int16 [streams, n + 1], full scale clipped. The last value says whether all of
+    the stream's samples are finite; where they are not, it and they are 0."""
+    samples: Tensor = _codec(wave).pcm16(wave)
+    return samples

@@ -235,10 +235,9 @@ def store_tails(
     store_tails_kernel[grid](tails, halo, layout, slots, position, now, tails.shape[1], frames, block, num_warps=8)
 
 
-def pcm16(wave: Tensor) -> tuple[Tensor, Tensor]:
+def pcm16(wave: Tensor) -> Tensor:
     """See `duetts.kernels.pcm16`."""
     streams, length = wave.shape
-    samples = torch.empty(streams, length, device=wave.device, dtype=torch.int16)
-    sound = torch.empty(streams, device=wave.device, dtype=torch.bool)
-    pcm_kernel[(streams,)](wave, samples, sound, length, 2048, num_warps=8)
-    return samples, sound
+    samples = torch.empty(streams, length + 1, device=wave.device, dtype=torch.int16)
+    pcm_kernel[(streams,)](wave, samples, length, 2048, num_warps=8)
+    return samples

@@ -163,18 +163,18 @@ def store_tails_kernel(tails, halo, layout, slots, position, now, width, frames,
 
 
 @triton.jit(do_not_specialize=["length"])
-def pcm_kernel(wave, samples, sound, length, BLOCK: tl.constexpr):
-    """One stream: first whether it is sound, then its samples."""
-    stream = tl.program_id(0)
-    at = stream.to(tl.int64) * length
+def pcm_kernel(wave, samples, length, BLOCK: tl.constexpr):
+    """One stream: first whether it is sound, then its samples and that."""
+    stream = tl.program_id(0).to(tl.int64)
+    at, to = stream * length, stream * (length + 1)
     i = tl.arange(0, BLOCK)
     wrong = tl.zeros((BLOCK,), tl.int32)
     for begin in range(0, length, BLOCK):
         y = tl.load(wave + at + begin + i, mask=begin + i < length, other=0.0)
         wrong += ((y - y) != 0.0).to(tl.int32)  # inf - inf and nan - nan are nan
     sounds = tl.sum(wrong, 0) == 0
-    tl.store(sound + stream, sounds)
+    tl.store(samples + to + length, sounds.to(tl.int16))
     for begin in range(0, length, BLOCK):
         y = tl.load(wave + at + begin + i, mask=begin + i < length, other=0.0) * 32768.0
         y = tl.where(sounds, tl.minimum(tl.maximum(y, -32768.0), 32767.0), 0.0)
-        tl.store(samples + at + begin + i, y.to(tl.int16), mask=begin + i < length)
+        tl.store(samples + to + begin + i, y.to(tl.int16), mask=begin + i < length)

@@ -123,7 +123,8 @@ def store_tails(
     position[slots] = now + frames
 
 
-def pcm16(wave: Tensor) -> tuple[Tensor, Tensor]:
+def pcm16(wave: Tensor) -> Tensor:
     """See `duetts.kernels.pcm16`."""
-    sound = wave.isfinite().all(dim=-1)
-    return (wave * 32768.0).clamp(-32768, 32767).where(sound[:, None], 0).to(torch.int16), sound
+    sound = wave.isfinite().all(dim=-1, keepdim=True)
+    samples = (wave * 32768.0).clamp(-32768, 32767).where(sound, 0).to(torch.int16)
+    return torch.cat((samples, sound.to(torch.int16)), dim=1)

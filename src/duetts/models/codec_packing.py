@@ -6,7 +6,7 @@ Weights are copied once, to one type; biases and Snake frequencies are float32. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TypeVar
 
 import torch
@@ -185,6 +185,17 @@ def pack_unit(chain: Chain, after: Tensor, dtype: torch.dtype) -> Unit:
     assert isinstance(snake, Snake)
     assert isinstance(narrow, CausalConv)
     return Unit(pack_conv(wide, dtype), wide.conv.dilation[0], alpha_of(snake), pack_conv(narrow, dtype), after)
+
+
+def count_bytes(packed: object) -> int:
+    """Bytes of all tensors in packed layers."""
+    if isinstance(packed, Tensor):
+        return packed.nbytes
+    if isinstance(packed, list | tuple):
+        return sum(count_bytes(each) for each in packed)
+    if is_dataclass(packed):
+        return sum(count_bytes(getattr(packed, each.name)) for each in fields(packed))
+    return 0
 
 
 def list_looks(codec: Codec) -> list[Look]:

@@ -25,6 +25,7 @@ from duetts.models.codec_layers import CausalConv, Chain, Snake, WindowLayer
 from duetts.models.codec_packing import (
     Product,
     alpha_of,
+    count_bytes,
     float_of,
     list_looks,
     of,
@@ -72,12 +73,12 @@ class StreamDecoder:
         self.num_codebooks = config.num_codebooks
         self._dtype = dtype
         self._window = config.post_module
-        self._device = quantizer.post_module.norm.weight.device
+        self.device = quantizer.post_module.norm.weight.device
         books = [*quantizer.semantic_quantizer.books, *quantizer.quantizer.books]
         self._table = torch.cat([pack_values(book) for book in books]).to(dtype)
         sizes = [0, *(book.codebook.num_embeddings for book in books)]
-        self._starts = torch.tensor(sizes, device=self._device).cumsum(0)
-        positions = torch.arange(max_positions, device=self._device)
+        self._starts = torch.tensor(sizes, device=self.device).cumsum(0)
+        positions = torch.arange(max_positions, device=self.device)
         self._rope = rope_table(positions, self._window.head_dim, self._window.rope_base)
         self._layers = [pack_layer(layer, dtype) for layer in of(WindowLayer, quantizer.post_module.layers)]
         self._norm = quantizer.post_module.norm.weight.to(dtype)
@@ -96,8 +97,13 @@ class StreamDecoder:
         self._last = last.conv.weight[0].T.float().contiguous()  # [taps, channels]
         self._last_bias = float_of(last.conv.bias)
         self._looks = list_looks(codec)
-        self._counts = torch.zeros(COUNTS, device=self._device, dtype=torch.int32)
+        self._counts = torch.zeros(COUNTS, device=self.device, dtype=torch.int32)
         self._layouts: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and tables, beside those of the codec that they were made from."""
+        return count_bytes(list(vars(self).values()))
 
     def new_state(self, slots: int) -> DecoderState:
         """Memory for `slots` streams that have not begun."""
@@ -105,7 +111,7 @@ class StreamDecoder:
         ring = window.window - 1 + MAX_FRAMES
         kept = sum(look.kept for look in self._looks)
         return DecoderState(
-            slots, kept, (window.num_layers, window.num_heads, ring, window.head_dim), device=self._device, dtype=self._dtype
+            slots, kept, (window.num_layers, window.num_heads, ring, window.head_dim), device=self.device, dtype=self._dtype
         )
 
     @torch.inference_mode()
@@ -178,7 +184,7 @@ class StreamDecoder:
     def _open_halo(self, streams: int, frames: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """All signals that are looked back into in one buffer: each with its past, and its new part alone."""
         sizes = [(look.past + look.steps * frames) * look.channels for look in self._looks]
-        halo = torch.empty(streams * sum(sizes), device=self._device, dtype=self._dtype)
+        halo = torch.empty(streams * sum(sizes), device=self.device, dtype=self._dtype)
         parts = torch.split(halo, [streams * size for size in sizes])
         pasts = [part.view(streams, -1, look.channels) for part, look in zip(parts, self._looks, strict=True)]
         return halo, pasts, [past[:, look.past :] for past, look in zip(pasts, self._looks, strict=True)]
@@ -192,5 +198,5 @@ class StreamDecoder:
                 stride = (look.past + look.steps * frames) * look.channels
                 rows.append((offset, base, stride, look.kept))
                 offset, base = offset + look.kept, base + streams * stride
-            self._layouts[streams, frames] = torch.tensor(rows, device=self._device)
+            self._layouts[streams, frames] = torch.tensor(rows, device=self.device)
         return self._layouts[streams, frames]
