@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from duetts.errors import Aborted, NotReady
 from duetts.tts import TTS
+from tests.waiting import LIMIT_S, wait_until
 
 from .inputs import REF_TEXT, clip
 
@@ -34,11 +34,11 @@ def test_closing_ends_what_other_threads_wait_for(endless_folder: Path, monkeypa
     with ThreadPoolExecutor(2) as pool:
         speaking = pool.submit(tts.say, "On and on.", max_new_tokens=900, temperature=0)
         starting = pool.submit(tts.say, "Hi.", reference=clip("control_pcm16.wav"), reference_text=REF_TEXT)
-        assert decoding.wait(5)
+        assert decoding.wait(LIMIT_S)
         tts.close()
         for waiting in (speaking, starting):
             with pytest.raises((Aborted, NotReady)):
-                waiting.result(5)
+                waiting.result(LIMIT_S)
     assert duetts_threads() == before
 
 
@@ -64,13 +64,16 @@ def test_an_interrupt_ends_the_work(endless_folder: Path) -> None:
     with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
         options = {"max_new_tokens": 900, "temperature": 0}
         for speak in (lambda: tts.say("On.", **options), lambda: list(tts.stream("On.", **options))):
-            timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            caller = threading.get_ident()
+
+            def interrupt(caller: int = caller) -> None:
+                wait_until(lambda: tts._synthesizer.stats()["running"])
+                signal.pthread_kill(caller, signal.SIGINT)
+
+            timer = threading.Thread(target=interrupt)
             timer.start()
             with pytest.raises(KeyboardInterrupt):
                 speak()
             timer.join()
-            end = time.monotonic() + 2
-            while tts._synthesizer.stats()["open"] and time.monotonic() < end:
-                time.sleep(0.01)
-            assert tts._synthesizer.stats()["open"] == 0
+            wait_until(lambda: tts._synthesizer.stats()["open"] == 0)
         assert tts._synthesizer.stats()["finished"] == {"aborted": 2}

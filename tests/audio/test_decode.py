@@ -93,9 +93,9 @@ def test_messages_do_not_echo_the_data() -> None:
 
 def test_an_hour_in_a_small_file_is_refused_early() -> None:
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     assert refusal(clip("one_hour_small_file.flac")).code == "reference_too_long"
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
     assert tracemalloc.get_traced_memory()[1] < 100 << 20
     tracemalloc.stop()
 
@@ -116,9 +116,9 @@ def test_our_own_streamed_wav_can_be_cloned_from() -> None:
     ],
 )
 def test_descriptions_of_other_files_are_refused_at_once(playlist: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert refusal(playlist).code == "reference_undecodable"
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_stereo_is_averaged() -> None:

@@ -106,8 +106,10 @@ class FolderSpeaker(FakeSpeaker):
 
 def start(orders: Orders) -> Started:
     speaker = FolderSpeaker(orders)
+    began = time.monotonic()
+    while time.monotonic() - began < speaker.knobs.get("start_s", 0.0):
+        time.sleep(0.01)
     knobs = speaker.knobs
-    time.sleep(knobs.get("start_s", 0.0))
     if "exit" in knobs:
         os._exit(knobs["exit"])
     if "start_error" in knobs:

@@ -16,6 +16,7 @@ from duetts.model_config import ModelConfig
 from duetts.text.prompt import build_prompt, voice_positions
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Int32, Outcome, Sampling, Utterance
+from tests.waiting import until
 
 from .test_engine import collect, settled, speaker
 
@@ -116,7 +117,7 @@ async def test_a_listener_takes_the_place_of_a_complete_answer(endless_folder: P
         patient = Utterance("patient", prompt, Sampling(), 1, 400)
         expected, _ = await collect(own, patient)
         running = asyncio.ensure_future(collect(own, patient))
-        await asyncio.sleep(0.1)
+        await until(lambda: own.stats()["running"] == 1)
         _, outcome = await collect(own, Utterance("listener", prompt, Sampling(), 2, 20, streaming=True))
         assert not running.done()
         assert outcome.reason == "length"

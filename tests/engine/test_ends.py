@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from duetts.engine.inprocess import InProcessSpeaker
 from duetts.errors import Aborted, DeadlineExceeded, EngineFailure, NotReady, Overloaded
 from duetts.types import Chunk, Int32, Sampling, Utterance
+from tests.waiting import LIMIT_S, until
 
 from .test_engine import collect, prompts, settled, speaker
 
@@ -23,6 +24,7 @@ class Gate:
 
     def __init__(self, own: InProcessSpeaker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
+        self.holds = False
         self.open = threading.Event()
         self.open.set()
         self._start = own._engine._codec._vocoder.start
@@ -30,20 +32,14 @@ class Gate:
 
     def _held(self, *arguments: Any, **options: Any) -> Any:
         self.calls += 1
-        self.open.wait(10)
+        self.holds = True
+        self.open.wait(LIMIT_S)
+        self.holds = False
         return self._start(*arguments, **options)
 
 
 def spoken(prompt: Int32, frames: int, **options: Any) -> Utterance:
     return Utterance("r", prompt, Sampling(), 1, frames, **options)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass within 5 s")
 
 
 async def all_frames_drawn(own: InProcessSpeaker, frames: int) -> None:
@@ -75,7 +71,7 @@ async def test_frames_that_wait_for_the_codec_are_dropped_with_their_request(
 ) -> None:
     async with speaker(endless_folder) as own:
         gate = Gate(own, monkeypatch)
-        stream = own.speak(spoken(prompts[0], 100, timeout_s=2.0 if ending == "late" else None))
+        stream = own.speak(spoken(prompts[0], 100, timeout_s=1000.0 if ending == "late" else None))
         assert isinstance(await anext(stream), Chunk)
         gate.open.clear()
         await all_frames_drawn(own, 100)
@@ -83,11 +79,13 @@ async def test_frames_that_wait_for_the_codec_are_dropped_with_their_request(
         if ending == "left":
             await stream.aclose()
         elif ending == "late":
-            await asyncio.sleep(2.1)
+            monkeypatch.setattr(own._engine._codec, "_clock", lambda: time.monotonic() + 2000)
         closing = asyncio.ensure_future(own.close() if ending == "closed" else asyncio.sleep(0))
-        await asyncio.sleep(0.1)
+        if ending == "closed":
+            await until(lambda: own._engine._draining)
+            await until(lambda: all(one.cancelled for one in own._engine._codec.sequences()))
         gate.open.set()
-        await asyncio.wait_for(closing, 5)
+        await asyncio.wait_for(closing, LIMIT_S)
         if ending != "left":
             items = [item async for item in stream]
             assert isinstance(items[-1].error, DeadlineExceeded if ending == "late" else Aborted)
@@ -109,7 +107,7 @@ async def test_a_failing_codec_and_a_leaving_caller_at_once_hold_nothing(
             raise RuntimeError("device lost its mind")
 
         gate._start = fail
-        await asyncio.sleep(0.05)
+        await until(lambda: gate.holds)  # it is on its way into the fault
         await stream.aclose()
         await until(lambda: not own.stats()["running"])
         gate.open.set()
@@ -122,18 +120,18 @@ async def test_a_fault_of_the_loop_fails_everybody_and_takes_nothing_more(
 ) -> None:
     async with speaker(endless_folder, max_num_seqs=1) as own:
         running = [asyncio.ensure_future(collect(own, spoken(prompts[0], 900))) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await until(lambda: own.stats()["frames"])
 
         def broken(now: float) -> None:
             raise AssertionError("slots leaked")
 
         monkeypatch.setattr(own._engine._scheduler, "choose_rows", broken)
-        for _, outcome in await asyncio.wait_for(asyncio.gather(*running), 5):
+        for _, outcome in await asyncio.wait_for(asyncio.gather(*running), LIMIT_S):
             assert outcome.reason == "failed"
             assert isinstance(outcome.error, EngineFailure)
         with pytest.raises(NotReady):
             await collect(own, spoken(prompts[0], 4))
-        own._engine._thread.join(5)
+        own._engine._thread.join(LIMIT_S)
         assert own.stats()["alive"] is False
         assert own.stats()["open"] == 0
 
@@ -141,7 +139,7 @@ async def test_a_fault_of_the_loop_fails_everybody_and_takes_nothing_more(
 async def test_what_does_not_fit_the_cache_harms_only_its_caller(endless_folder: Path, prompts: list[Int32]) -> None:
     async with speaker(endless_folder) as own:
         running = asyncio.ensure_future(collect(own, spoken(prompts[0], 20)))
-        await asyncio.sleep(0.02)
+        await until(lambda: own.stats()["open"] == 1)
         with pytest.raises(AssertionError, match="positions are needed"):
             await collect(own, spoken(prompts[0], 1024))
         assert (await running)[1].reason == "length"
@@ -156,20 +154,21 @@ async def test_the_line_of_references_has_a_bound_and_an_end(tiny_folder: Path, 
 
         def held(job: Any) -> Any:
             started.set()
-            go.wait(10)
+            go.wait(LIMIT_S)
             return encode(job)
 
         monkeypatch.setattr(own._engine._parts.encoder, "_encode_block", held)
         first, second = (asyncio.ensure_future(own.encode_reference(wave)) for _ in range(2))
-        await asyncio.to_thread(started.wait, 5)
+        await until(started.is_set)
+        await until(lambda: own.stats()["encoding"] == 2)
         with pytest.raises(Overloaded):
             await own.encode_reference(wave)
         second.cancel()
-        await asyncio.sleep(0.01)
+        await asyncio.wait([second])
         third = asyncio.ensure_future(own.encode_reference(wave))  # a cancelled one has left the line
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         closing = asyncio.ensure_future(own.close())
-        await asyncio.sleep(0.05)
+        await until(lambda: own._engine._parts.encoder._closed)
         with pytest.raises(NotReady):
             await own.encode_reference(wave)
         go.set()

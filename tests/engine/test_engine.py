@@ -22,6 +22,7 @@ from duetts.model_config import ModelConfig
 from duetts.text.prompt import build_prompt
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Chunk, Int32, Outcome, Sampling, Utterance
+from tests.waiting import LIMIT_S, until
 
 CPU = torch.device("cpu")
 TEXTS = ["Hi.", "One two three.", "Hello, how are you?", "A longer sentence, with a comma and 42 in it. " * 4]
@@ -67,11 +68,8 @@ async def collect(own: InProcessSpeaker, utterance: Utterance) -> tuple[bytes, O
 
 
 async def settled(own: InProcessSpeaker) -> None:
-    """The engine is idle, with nothing held, within two seconds."""
-    for _ in range(100):
-        if own.stats()["open"] == 0 and own._engine._codec.idle:
-            break
-        await asyncio.sleep(0.02)
+    """The engine is idle, with nothing held."""
+    await until(lambda: own.stats()["open"] == 0 and own._engine._codec.idle)
     own._engine.assert_idle()
 
 
@@ -122,10 +120,10 @@ async def test_closing_a_stream_frees_its_slot(endless_folder: Path, prompts: li
         stream = own.speak(forever)
         assert isinstance(await anext(stream), Chunk)
         waiting = asyncio.ensure_future(collect(own, Utterance("next", prompts[1], Sampling(), 2, 3)))
-        await asyncio.sleep(0.05)
+        await until(lambda: own.stats()["waiting"] == 1)
         assert not waiting.done()
         await stream.aclose()
-        _, outcome = await asyncio.wait_for(waiting, 5)
+        _, outcome = await asyncio.wait_for(waiting, LIMIT_S)
         assert outcome.reason in ("stop", "length")
         assert own.stats()["finished"]["aborted"] == 1
         await settled(own)
@@ -135,7 +133,7 @@ async def test_a_full_line_refuses_at_once(endless_folder: Path, prompts: list[I
     async with speaker(endless_folder, max_num_seqs=1, max_queue=2) as own:
         long = [Utterance(str(i), prompts[0], Sampling(), i, 60) for i in range(3)]
         running = [asyncio.ensure_future(collect(own, utterance)) for utterance in long]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # they are in line
         with pytest.raises(Overloaded) as refusal:
             await collect(own, Utterance("one more", prompts[1], Sampling(), 0, 3))
         assert refusal.value.retry_after_s >= 1
@@ -216,9 +214,9 @@ def strike(own: InProcessSpeaker, part: str, monkeypatch: pytest.MonkeyPatch) ->
 async def test_closing_the_engine_ends_what_runs_and_takes_nothing_new(endless_folder: Path, prompts: list[Int32]) -> None:
     async with speaker(endless_folder) as own:
         running = asyncio.ensure_future(collect(own, Utterance("r", prompts[0], Sampling(), 1, 900)))
-        await asyncio.sleep(0.1)
+        await until(lambda: own.stats()["frames"])
         await own.close()
-        _, outcome = await asyncio.wait_for(running, 5)
+        _, outcome = await asyncio.wait_for(running, LIMIT_S)
         assert isinstance(outcome.error, Aborted)
         with pytest.raises(NotReady):
             await collect(own, Utterance("r", prompts[0], Sampling(), 1, 3))

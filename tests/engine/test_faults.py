@@ -24,6 +24,7 @@ from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
 from duetts.errors import Aborted, EngineFailure, NotReady
 from duetts.types import Outcome, Sampling, SpeakerInfo, Utterance
+from tests.waiting import LIMIT_S, until
 
 from .null_parts import BOOKS, END, FAULT_FRAME, FAULTS, Ear, NullDevice, NullEncoder, NullVocoder, solo, solo_bytes
 
@@ -71,7 +72,7 @@ def owns() -> Iterator[list[Engine]]:
     for own in mine:
         closing = threading.Thread(target=own.close, daemon=True)
         closing.start()
-        closing.join(10)
+        closing.join(LIMIT_S)
         assert not closing.is_alive(), "the engine does not close"
 
 
@@ -88,7 +89,7 @@ def test_a_fault_of_the_codecs_thread_fails_everybody_also_those_who_had_no_audi
 
     setattr(own._codec, place, broken)
     for ear, event in heard:
-        assert event.wait(10), "no outcome"
+        assert event.wait(LIMIT_S), "no outcome"
         assert ear.outcome is not None
         assert ear.outcome.reason in ("failed", "length")
     assert any(isinstance(ear.error, EngineFailure) for ear, _ in heard)
@@ -118,10 +119,10 @@ def test_a_fault_of_the_loop_ends_requests_references_and_leaves_the_engine_clos
     late = submit(own, spoken(99))
     own._run()
     for ear, event in [*heard, late]:
-        assert event.wait(5)
+        assert event.wait(LIMIT_S)
         assert isinstance(ear.error, EngineFailure)
     if not threads:
-        assert isinstance(clip.exception(timeout=5), Aborted)
+        assert isinstance(clip.exception(timeout=LIMIT_S), Aborted)
     assert own.stats()["open"] == 0
     assert "the engine's loop ends" in caplog.text
 
@@ -163,14 +164,15 @@ def sequence(number: int) -> Sequence:
 
 
 def test_frames_that_come_between_a_step_and_its_wait_are_not_slept_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec_worker, "LOOK_S", 60.0)
+    monkeypatch.setattr(codec_worker, "LOOK_S", 10 * LIMIT_S)
     own, one = worker(2), sequence(1)
     own.push([(one, np.zeros(BOOKS, np.int32))])
     assert not own.step()
     own.push([(one, np.zeros(BOOKS, np.int32))])
-    began = time.monotonic()
-    own._wait()
-    assert time.monotonic() - began < 30
+    waiting = threading.Thread(target=own._wait, daemon=True)
+    waiting.start()
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive()
     assert own.step()
 
 
@@ -229,12 +231,9 @@ async def test_many_callers_on_real_threads(owns: list[Engine], threads: bool, l
                 await stream.aclose()
                 return
 
-    await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(1, 300))), 60)
+    await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(1, 300))), LIMIT_S)
     assert sum(counts.values()) == 299
     assert min(counts.values()) > 10
-    for _ in range(300):
-        if own.stats()["open"] == 0:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: own.stats()["open"] == 0)
     own.assert_idle()
     assert own._device.complaints == own._codec._vocoder.complaints == []  # type: ignore[attr-defined]

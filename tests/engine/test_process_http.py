@@ -15,11 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import LIMIT_S, wait_until
+
 from .test_remote import gone
 
 LONG = {"input": "A long one.", "response_format": "pcm", "stream_format": "audio", "seed": 1, "temperature": 0.9}
 
-FRAMES = 100  # long enough to be killed in the middle
+FRAMES = 300  # long enough to be killed in the middle
 
 
 class Served:
@@ -42,11 +44,8 @@ class Served:
     def status(self, path: str) -> int:
         return self.http.get(path).status_code
 
-    def wait(self, path: str, status: int, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while self.status(path) != status:
-            assert time.monotonic() < deadline, f"{path} was not {status} within {seconds} s"
-            time.sleep(0.05)
+    def wait(self, path: str, status: int) -> None:
+        wait_until(lambda: self.status(path) == status)
 
     def engines(self) -> list[int]:
         """The ids of the engine processes."""
@@ -113,7 +112,7 @@ def test_an_engine_dies_and_later_the_server_is_stopped(served: Served) -> None:
     with ThreadPoolExecutor(4) as pool:
         began = [threading.Event() for _ in range(4)]
         streams = [pool.submit(served.stream, FRAMES, event) for event in began]
-        assert all(event.wait(30) for event in began)
+        assert all(event.wait(LIMIT_S) for event in began)
         os.kill(engines[0], signal.SIGKILL)
         done = [stream.result() for stream in streams]
     broken = [(body, error) for body, error in done if error is not None]
@@ -129,16 +128,16 @@ def test_an_engine_dies_and_later_the_server_is_stopped(served: Served) -> None:
     with ThreadPoolExecutor(1) as pool:
         event = threading.Event()
         last = pool.submit(served.stream, FRAMES, event)
-        assert event.wait(30)
+        assert event.wait(LIMIT_S)
         served.process.send_signal(signal.SIGTERM)
-        served.wait("/ready", 503, 5)
+        served.wait("/ready", 503)
         refused = served.http.post("/v1/audio/speech", json=LONG)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert refused.headers["Retry-After"] == "5"
         assert served.status("/live") == 200
         assert last.result() == (whole, None)  # it was finished
-    assert served.process.wait(20) == 0
-    assert all(gone(pid) for pid in served.engines() + engines)
+    assert served.process.wait(LIMIT_S) == 0
+    wait_until(lambda: all(gone(pid) for pid in served.engines() + engines))
 
 
 @pytest.mark.slow
@@ -150,7 +149,7 @@ def test_what_is_open_at_the_end_is_broken_off(served: Served, ending: str) -> N
     with ThreadPoolExecutor(1) as pool:
         event = threading.Event()
         open_stream = pool.submit(served.stream, 900, event)
-        assert event.wait(30)
+        assert event.wait(LIMIT_S)
         served.process.send_signal(signal.SIGKILL if ending == "killed" else signal.SIGTERM)
         if ending == "hurried":
             time.sleep(0.1)
@@ -158,11 +157,8 @@ def test_what_is_open_at_the_end_is_broken_off(served: Served, ending: str) -> N
         body, error = open_stream.result()
         assert isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
         assert 0 < len(body) < 900 * 4096
-    assert served.process.wait(20) == {"limit": 0, "hurried": 1, "killed": -9}[ending]
-    deadline = time.monotonic() + 5
-    while not all(gone(pid) for pid in engines):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert served.process.wait(LIMIT_S) == {"limit": 0, "hurried": 1, "killed": -9}[ending]
+    wait_until(lambda: all(gone(pid) for pid in engines))
 
 
 @pytest.mark.slow
@@ -171,7 +167,7 @@ def test_what_is_open_at_the_end_is_broken_off(served: Served, ending: str) -> N
 def test_a_server_that_is_stopped_while_it_loads_ends_in_order(served: Served, ending: int) -> None:
     assert served.http.get("/health").json()["status"] == "starting"
     served.process.send_signal(ending)
-    assert served.process.wait(20) == 0
+    assert served.process.wait(LIMIT_S) == 0
     assert served.engines() == []
 
 
@@ -181,7 +177,7 @@ def test_the_only_engine_dies_and_requests_wait_for_the_next(served: Served) -> 
     served.wait("/health", 200)
     whole, _ = served.stream(20)
     os.kill(served.engines()[0], signal.SIGKILL)
-    served.wait("/health", 503, 5)
+    served.wait("/health", 503)
     assert served.http.get("/health").json() == {"status": "unhealthy", "reason": "no engine is up"}
     fields = {**LONG, "max_new_tokens": 20}
     while (answer := served.http.post("/v1/audio/speech", json=fields)).status_code != 200:  # it waits, if not for long

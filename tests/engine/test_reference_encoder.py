@@ -26,6 +26,7 @@ from duetts.models.codec import Codec
 from duetts.models.codec_state import StreamState, StreamView
 from duetts.types import Float32, SpeakerInfo
 from duetts.voices.reference import Clip, ReferenceCodes
+from tests.waiting import LIMIT_S, until
 
 FRAME = 2048
 
@@ -43,14 +44,6 @@ def codec(tiny_folder: Path) -> Codec:
 @torch.inference_mode()
 def whole(codec: Codec, wave: Float32) -> np.ndarray:
     return codec.encode(torch.from_numpy(wave)[None])[0].numpy()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass within 5 s")
 
 
 def run(encoder: ReferenceEncoder) -> int:
@@ -412,7 +405,7 @@ def test_closing_during_a_block_leaves_nobody_waiting() -> None:
             threading.Event().wait(0.01)
         encoder.close()
         for future in (begun, waiting):
-            assert isinstance(future.exception(5), Aborted)
+            assert isinstance(future.exception(LIMIT_S), Aborted)
         codec.gate.set()
         thread.close()
         assert not thread.alive
@@ -424,8 +417,8 @@ def test_a_fault_of_the_program_ends_the_thread_visibly() -> None:
     with threaded() as (_, encoder, thread):
         faulty, waiting = encoder.submit(tagged(2, 55)), encoder.submit(tagged(2, 1))
         for future in (faulty, waiting):
-            assert isinstance(future.exception(5), Aborted)
-        thread._thread.join(5)
+            assert isinstance(future.exception(LIMIT_S), Aborted)
+        thread._thread.join(LIMIT_S)
         assert not thread.alive
         with pytest.raises(NotReady):
             encoder.submit(tagged(1, 1))

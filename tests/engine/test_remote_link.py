@@ -29,6 +29,7 @@ from duetts.errors import (
     WireError,
 )
 from duetts.types import Chunk, Outcome, Sampling, Utterance
+from tests.waiting import LIMIT_S, until
 
 from .fake_engine import CODEBOOKS, FRAME, INFO, VOCABULARY, FakeSpeaker, hum
 
@@ -39,14 +40,6 @@ QUICK = ProcessConfig(heartbeat_s=0.02)
 
 def spoken(frames: int = 5, seed: int = 1, **options: Any) -> Utterance:
     return Utterance(options.pop("request_id", "r"), np.ones((1 + CODEBOOKS, 3), np.int32), Sampling(), seed, frames, **options)
-
-
-async def until(condition: Any, seconds: float = 5.0) -> None:
-    for _ in range(int(seconds / 0.005)):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"it did not come to pass within {seconds} s")
 
 
 async def collect(speaker: Any, utterance: Utterance) -> tuple[bytes, Outcome]:
@@ -140,7 +133,7 @@ async def test_an_answer_that_is_not_whole_is_a_failure(
         answer = asyncio.ensure_future(collect(link, spoken()))
         await script.hear("speak")
         await script.say(*messages)
-        pcm, outcome = await asyncio.wait_for(answer, 5)
+        pcm, outcome = await asyncio.wait_for(answer, LIMIT_S)
         assert (outcome.reason, outcome.num_frames, len(pcm)) == ("failed", frames, 2 * FRAME * frames)
         assert isinstance(outcome.error, EngineFailure)
         assert reason in str(outcome.error)
@@ -167,7 +160,7 @@ async def test_a_line_with_a_hole_ends_every_request(tmp_path: Path, kind: str) 
             await script.say(Message("state", {**READY, "state": "tired"}))
         else:
             await script.say(frame(0), life="other")
-        outcomes = [outcome for _, outcome in await asyncio.wait_for(asyncio.gather(*answers), 5)]
+        outcomes = [outcome for _, outcome in await asyncio.wait_for(asyncio.gather(*answers), LIMIT_S)]
         assert [(outcome.reason, type(outcome.error)) for outcome in outcomes] == [("failed", EngineFailure)] * 2
         with pytest.raises(EngineFailure):
             await encoding
@@ -190,7 +183,7 @@ async def test_what_was_on_its_way_when_a_request_was_cancelled_is_nobodys(tmp_p
         await script.hear("cancel")
         assert (await script.hear("speak")).values["id"] == 1
         await script.say(ended(0, 0, number=1))
-        assert (await asyncio.wait_for(answer, 5))[1].reason == "stop"
+        assert (await asyncio.wait_for(answer, LIMIT_S))[1].reason == "stop"
 
 
 async def test_an_end_that_crosses_a_cancel_does_no_harm(tmp_path: Path) -> None:
@@ -268,7 +261,7 @@ class Raw:
         await self._socket.send_multipart(parts)
 
     async def hear(self, *kinds: str) -> Message:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 message = wire.unpack(LIFE, await self._socket.recv_multipart())
                 if message.kind in kinds:
@@ -291,7 +284,7 @@ async def hosted(tmp_path: Path, speaker: FakeSpeaker, config: ProcessConfig = Q
     try:
         yield host, link, raw
         host.end()
-        assert await asyncio.wait_for(running, 5) in (host_module.ENDED, host_module.DEAD)
+        assert await asyncio.wait_for(running, LIMIT_S) in (host_module.ENDED, host_module.DEAD)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -407,7 +400,7 @@ async def test_draining_ends_at_its_limit(tmp_path: Path) -> None:
         running = asyncio.ensure_future(collect(link, spoken(3000)))
         await until(lambda: 0 < link.load < 3000)
         host.drain()
-        pcm, outcome = await asyncio.wait_for(running, 5)
+        pcm, outcome = await asyncio.wait_for(running, LIMIT_S)
         assert outcome.reason == "aborted"
         assert len(pcm) < 3000 * 2 * FRAME
         await until(lambda: link.state == "ended")
@@ -419,12 +412,7 @@ async def test_the_work_of_a_silent_client_ends(tmp_path: Path, monkeypatch: pyt
     async with hosted(tmp_path, speaker) as (_, link, raw):
         await raw.send(wire.speak(1, spoken(3000)))
         await until(lambda: speaker.open == 1)
-        for _ in range(200):
-            link.beat()
-            await asyncio.sleep(0.01)
-            if not speaker.open:
-                break
-        assert speaker.open == 0
+        await until(lambda: link.beat() or speaker.open == 0)  # another one is heard all the time
         await raw.send(Message("beat", {}))  # it had only slept: it is told, and goes on
         assert isinstance(await raw.refusal(), Aborted)
         await raw.send(wire.speak(2, spoken(3)))
@@ -445,21 +433,21 @@ async def test_the_work_of_a_client_that_is_gone_ends(tmp_path: Path) -> None:
 async def test_a_host_whose_speaker_has_died_or_stands_still_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knob: str
 ) -> None:
-    monkeypatch.setattr(host_module, "NO_PROGRESS_S", 0.2)
+    monkeypatch.setattr(host_module, "NO_PROGRESS_S", 0.2 if knob == "stalled" else 60.0)
     speaker = FakeSpeaker(frame_s=60.0 if knob == "stalled" else 0.01)
     async with hosted(tmp_path, speaker) as (host, link, _):
         running = asyncio.ensure_future(collect(link, spoken(3000)))
         await until(lambda: speaker.open == 1)
         if knob == "alive":
             speaker.knobs["alive"] = False
-        assert await asyncio.wait_for(asyncio.shield(host._end), 5) == host_module.DEAD
+        assert await asyncio.wait_for(asyncio.shield(host._end), LIMIT_S) == host_module.DEAD
         running.cancel()
 
 
 async def test_nobody_heard_for_long_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "ABANDONED_S", 0.2)
     async with hosted(tmp_path, FakeSpeaker()) as (host, _, _):
-        assert await asyncio.wait_for(asyncio.shield(host._end), 5) == host_module.ENDED
+        assert await asyncio.wait_for(asyncio.shield(host._end), LIMIT_S) == host_module.ENDED
 
 
 async def test_a_start_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
@@ -469,11 +457,11 @@ async def test_a_start_that_fails_is_told_with_its_own_error(tmp_path: Path) -> 
     address = f"ipc://{tmp_path}/h"
     host = Host(address, LIFE, QUICK)
     running = asyncio.create_task(host.run(fail))
-    await asyncio.sleep(0.1)  # it has failed before anybody has asked
+    await until(lambda: host._state == "failed")  # before anybody has asked
     context = zmq.asyncio.Context()
     link = Link(context, address, LIFE, lambda: None)
     link.beat()
-    assert await asyncio.wait_for(running, 5) == 1
+    assert await asyncio.wait_for(running, LIMIT_S) == 1
     await until(lambda: link.state in ("failed", "ended"))
     assert type(link.error) is CheckpointError
     assert str(link.error) == "model.safetensors is cut off"

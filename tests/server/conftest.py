@@ -16,6 +16,7 @@ from duetts.config import MIB, Limits, ServerConfig
 from duetts.server.app import create_app
 from duetts.server.outcomes import Outcomes
 from tests.server.sine import SineService
+from tests.waiting import LIMIT_S
 
 NATIVE = "fishaudio/s2-pro"
 LIMITS = Limits(max_body_bytes=2 * MIB, reference_bytes=MIB)
@@ -61,7 +62,7 @@ def served() -> Iterator[Door]:
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, trust_env=False) as http:
         yield Door(service, port, http, app.state.outcomes)
     server.should_exit = True
     thread.join()

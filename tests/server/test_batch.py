@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from email import message_from_bytes, policy
@@ -20,6 +19,7 @@ from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import NATIVE, Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs, hum
 from tests.server.test_outcomes import outcome_of
+from tests.waiting import wait_until
 
 PATH = "/v1/audio/speech/batch"
 REF = base64.b64encode(clip("control_pcm16.wav")).decode()
@@ -260,10 +260,7 @@ def test_leaving_ends_every_item(door: Door) -> None:
     before = door.outcomes.counts["client_disconnect"]
     with pytest.raises(httpx.ReadTimeout):
         door.http.post(PATH, json={"items": [{"input": "x"}] * 4}, timeout=0.3)
-    deadline = time.monotonic() + 0.5
-    while (door.service.speaking or door.outcomes.num_running) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert (door.service.speaking, door.outcomes.num_running) == (0, 0)
+    wait_until(lambda: not door.service.speaking and not door.outcomes.num_running)
     assert door.outcomes.counts["client_disconnect"] == before + 4
 
 
@@ -271,8 +268,7 @@ def test_a_delete_ends_every_item(door: Door) -> None:
     door.service.knobs = Knobs(num_chunks=10**6, chunk_wait_s=0.005)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(post, door, [{"input": "x"}] * 4)
-        while door.service.speaking < 4:
-            time.sleep(0.005)
+        wait_until(lambda: door.service.speaking == 4)
         batch_id = door.service.requests[0].request_id.rpartition("-")[0]
         assert door.http.delete(f"/v1/audio/speech/{batch_id}").json()["cancelled"] is True
         error_of(future.result(), 499, "cancelled", None)

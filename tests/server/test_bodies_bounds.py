@@ -15,6 +15,7 @@ from duetts.server.app import create_app
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import Knobs, SineService
 from tests.server.test_auth import serving
+from tests.waiting import LIMIT_S, wait_until
 
 SIZE = 1024  # the largest body, so there is room for 32 KiB
 BODY = json.dumps({"input": "Hello."}).ljust(SIZE - 1).encode()
@@ -41,7 +42,7 @@ def speak(http: httpx.Client) -> httpx.Response:
 
 
 def until(http: httpx.Client, status: int) -> httpx.Response:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LIMIT_S
     while (answer := speak(http)).status_code != status:
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.01)
@@ -60,26 +61,25 @@ def test_bodies_that_are_held_up_take_bounded_memory(small: tuple[httpx.Client, 
     until(http, 200)
     for _ in range(3):  # all of it came back
         held = [upload(http, SIZE - 1) for _ in range(bodies.LARGEST_AT_ONCE - 1)]
-        time.sleep(0.05)
-        assert speak(http).status_code == 200
+        until(http, 200)
         for connection in held:
             connection.close()
 
 
 def test_what_is_spoken_holds_its_body_until_its_end(small: tuple[httpx.Client, SineService]) -> None:
     http, service = small
-    service.knobs = Knobs(num_chunks=50, chunk_wait_s=0.01)
+    service.knobs = long = Knobs(held_at=1)
     with ThreadPoolExecutor(1) as pool:
         held = [upload(http, SIZE - 1) for _ in range(bodies.LARGEST_AT_ONCE - 1)]
         spoken = pool.submit(speak, http)
-        while not service.requests:
-            time.sleep(0.01)
+        wait_until(lambda: service.requests)
+        service.knobs = Knobs(num_chunks=1)
         until(http, 429)
         for connection in held:
             connection.close()
+        long.held_at = -1
         assert spoken.result().status_code == 200
     for _ in range(2 * bodies.LARGEST_AT_ONCE):
-        service.knobs = Knobs(num_chunks=1)
         assert speak(http).status_code == 200
 
 
@@ -89,7 +89,7 @@ def test_a_body_that_does_not_arrive_is_given_up(
     http, _ = small
     monkeypatch.setattr(bodies, "ARRIVAL_S", 0.3)
     with upload(http, 10) as connection:
-        connection.settimeout(5)
+        connection.settimeout(LIMIT_S)
         answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code": "request_timeout"' in answer

@@ -20,6 +20,7 @@ from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import Door
 from tests.server.sine import RATE
 from tests.server.test_trial_requests import ROWS, filled
+from tests.waiting import LIMIT_S
 
 CLIP = clip("control_pcm16.wav")
 REF = base64.b64encode(CLIP).decode()
@@ -82,7 +83,7 @@ def batch(door: Door, fields: dict[str, Any]) -> tuple[bytes, str]:
 def socket(door: Door, fields: dict[str, Any]) -> tuple[bytes, str]:
     with connect(f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream", proxy=None, max_size=None) as talk:
         talk.send(json.dumps({"type": "session.config", "seed": 5, "stream_audio": False, **fields}))
-        configured = json.loads(talk.recv(timeout=10))
+        configured = json.loads(talk.recv(timeout=LIMIT_S))
         assert configured["type"] == "session.configured", configured
         talk.send(json.dumps({"type": "input.text", "text": TEXT}))
         talk.send(json.dumps({"type": "input.done"}))
@@ -92,7 +93,7 @@ def socket(door: Door, fields: dict[str, Any]) -> tuple[bytes, str]:
 def heard(talk: ClientConnection) -> bytes:
     audio = b""
     while True:
-        message = talk.recv(timeout=10)
+        message = talk.recv(timeout=LIMIT_S)
         if isinstance(message, bytes):
             audio += message
         elif json.loads(message)["type"] == "session.done":
@@ -122,7 +123,7 @@ def live(door: Door, fields: dict[str, Any]) -> tuple[bytes, str]:
         talk.send(ormsgpack.packb({"event": "start", "request": {"text": TEXT, "seed": 5, **in_fish(fields)}}))
         talk.send(ormsgpack.packb({"event": "stop"}))
         audio = b""
-        while (message := ormsgpack.unpackb(talk.recv(timeout=10, decode=False)))["event"] == "audio":
+        while (message := ormsgpack.unpackb(talk.recv(timeout=LIMIT_S, decode=False)))["event"] == "audio":
             audio += message["audio"]
         assert message["reason"] == "stop", message
         name, rate = fields.get("response_format", "wav"), fields.get("sample_rate", RATE)
@@ -195,14 +196,14 @@ def test_trial_requests_over_the_socket(door: Door, row: dict[str, Any]) -> None
     text = fields.pop("input", None)
     with connect(f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream", proxy=None, max_size=None) as talk:
         talk.send(json.dumps({"type": "session.config", **fields}))
-        configured = json.loads(talk.recv(timeout=10))
+        configured = json.loads(talk.recv(timeout=LIMIT_S))
         if configured["type"] == "error":
             assert row["status_allowed"] != [200], configured
             return
         talk.send(json.dumps({"type": "input.text", "text": text}))
         talk.send(json.dumps({"type": "input.done"}))
         audio, errors = b"", []
-        while not (isinstance(message := talk.recv(timeout=10), str) and '"session.done"' in message):
+        while not (isinstance(message := talk.recv(timeout=LIMIT_S), str) and '"session.done"' in message):
             audio += message if isinstance(message, bytes) else b""
             errors += [message] if isinstance(message, str) and '"error"' in message[:20] else []
         if audio:

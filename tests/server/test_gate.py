@@ -9,6 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 
 from duetts.server.gate import Gate
+from tests.waiting import LIMIT_S, until
 
 
 def application(hold: asyncio.Event) -> Starlette:
@@ -36,8 +37,8 @@ async def test_draining_waits_for_what_is_open_and_refuses_the_rest() -> None:
     async with client(gate) as http, client(gate, "/speech") as behind_a_proxy:
         assert (await http.get("/v1/models")).text == "inside"
         open_request = asyncio.create_task(http.get("/slow"))
-        await asyncio.sleep(0.05)
-        draining = asyncio.create_task(gate.drain(30))
+        await until(lambda: gate._open)
+        draining = asyncio.create_task(gate.drain(300))
         await asyncio.sleep(0.05)
         assert not draining.done()
         assert (await http.get("/v1/models")).json()["error"]["code"] == "draining"
@@ -46,7 +47,7 @@ async def test_draining_waits_for_what_is_open_and_refuses_the_rest() -> None:
             assert (await http.get(path)).text == "inside"
         assert (await behind_a_proxy.get("/speech/live")).text == "inside"
         hold.set()
-        assert await asyncio.wait_for(draining, 5)
+        assert await asyncio.wait_for(draining, LIMIT_S)
         assert (await open_request).text == "done"
 
 
@@ -57,7 +58,7 @@ async def test_draining_has_a_limit() -> None:
     gate.open(application(hold))
     async with client(gate) as http:
         open_request = asyncio.create_task(http.get("/slow"))
-        await asyncio.sleep(0.05)
+        await until(lambda: gate._open)
         assert not await gate.drain(0.05)
         hold.set()
         await open_request

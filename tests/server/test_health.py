@@ -18,6 +18,7 @@ from duetts.server.metrics import Metrics
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import Knobs, SineService
 from tests.server.test_auth import serving
+from tests.waiting import until
 
 CONFIG = ServerConfig((NATIVE,))
 
@@ -107,9 +108,9 @@ async def test_an_engine_that_was_started_anew_has_to_speak_again(health: Health
 
 async def test_a_proof_does_not_hold_for_an_engine_that_died_meanwhile(health: Health, service: Service) -> None:
     service.figures = {"engines": [engine(0)]}
-    service.knobs = Knobs(chunk_wait_s=0.02)
+    service.knobs = Knobs(chunk_wait_s=0.2)
     proof = asyncio.create_task(health.prove(service))
-    await asyncio.sleep(0.03)
+    await until(lambda: service.requests)
     service.figures = {"engines": [engine(0, 2)]}
     await proof
     assert health.busy() == "the engine has not spoken yet"

@@ -27,6 +27,7 @@ from duetts.types import Outcome, Pieces, Suspect, Timings
 from tests.server.conftest import NATIVE
 from tests.server.sine import Knobs, SineService
 from tests.server.test_auth import serving
+from tests.waiting import LIMIT_S, wait_until
 
 SECRET = "xylophone"  # in everything that a user may write
 
@@ -65,7 +66,7 @@ def speak(http: httpx.Client, **fields: Any) -> httpx.Response:
 
 def wait_for(http: httpx.Client, count: float, name: str, **labels: str) -> Numbers:
     """What is told when a number is so high, which is after the last byte of an answer."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LIMIT_S
     while (told := numbers(http)).get(name, **labels) < count:
         assert time.monotonic() < deadline, (name, labels, told.get(name, **labels))
         time.sleep(0.01)
@@ -318,9 +319,7 @@ def test_a_client_that_leaves_frees_the_engine(endless_folder: Path) -> None:
             wait_for(http, 1, "stream_aborted_total", reason="client_disconnect")
             # The readiness check of this endless model may speak at the same time: wait until nobody does.
             busy = ("num_requests_open", "num_requests_running", "kv_pages_used", "streams_decoding")
-            deadline = time.monotonic() + 20
-            while any(numbers(http).get(name, engine="0") for name in busy):
-                assert time.monotonic() < deadline, "the engine was not freed"
+            wait_until(lambda: not any(numbers(http).get(name, engine="0") for name in busy))
     finally:
         asyncio.run(synthesizer.close())
 

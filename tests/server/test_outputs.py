@@ -1,7 +1,6 @@
 """Formats, rates, speed and volume over HTTP: heard by FFmpeg, and the same by every way of delivery."""
 
 import asyncio
-import time
 from typing import Any
 
 import httpx
@@ -133,12 +132,13 @@ def test_the_status_waits_for_bytes_and_not_only_for_a_chunk(door: Door, stream_
 
 
 def test_a_stream_in_mp3_comes_as_it_is_made(door: Door) -> None:
-    door.service.knobs = Knobs(num_chunks=5, chunk_wait_s=0.1)
+    door.service.knobs = knobs = Knobs(num_chunks=5, held_at=3)
     body = {"input": "Hello.", "stream_format": "audio", "response_format": "mp3"}
     with door.http.stream("POST", "/v1/audio/speech", json=body) as answer:
-        arrivals = [time.perf_counter() for _ in answer.iter_raw()]
-    assert len(arrivals) == 5  # four chunks that filled frames, and the end
-    assert arrivals[-1] - arrivals[0] > 0.2
+        parts = answer.iter_raw()
+        first = next(parts)  # while the fourth chunk is not made
+        knobs.held_at = -1
+        assert len(first + b"".join(parts)) > 2 * len(first)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,9 @@ async def test_other_requests_go_on_while_one_is_encoded(door: Door) -> None:
     door.service.knobs = Knobs(num_chunks=1, pcm=650 * hum(1, 0))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{door.port}", timeout=20, trust_env=False) as http:
         speech = asyncio.ensure_future(http.post("/v1/audio/speech", json={"input": "Hi.", "response_format": "mp3"}))
-        waits, began = [], time.perf_counter()
+        lives = 0
         while not speech.done():
-            started = time.perf_counter()
             assert (await http.get("/live")).status_code == 200
-            waits.append(time.perf_counter() - started)
-            await asyncio.sleep(0.01)
-    assert max(waits) < 0.5 * (time.perf_counter() - began)
+            lives += 1
+    assert lives > 10  # two or three, if they had to wait
     assert float(speech.result().headers["x-audio-duration"]) > 30

@@ -26,6 +26,7 @@ from tests.audio.listening import hear
 from tests.inputs import INPUTS, REF_TEXT, clip
 from tests.server.test_events import events_of, joined
 from tests.server.test_real_speech import NATIVE, Served, serve
+from tests.waiting import LIMIT_S, wait_until
 
 CLIP = clip("control_pcm16.wav")
 TEXT = "Hello, how are you?"
@@ -96,7 +97,7 @@ def heard(talk: ClientConnection) -> bytes:
     """The audio of one utterance."""
     audio = b""
     while True:
-        message = talk.recv(timeout=60)
+        message = talk.recv(timeout=LIMIT_S)
         if isinstance(message, bytes):
             audio += message
             continue
@@ -112,7 +113,7 @@ def say(talk: ClientConnection, event: str, **fields: Any) -> None:
 
 def finished(talk: ClientConnection) -> bytes:
     audio = b""
-    while (message := ormsgpack.unpackb(talk.recv(timeout=60)))["event"] != "finish":
+    while (message := ormsgpack.unpackb(talk.recv(timeout=LIMIT_S)))["event"] != "finish":
         audio += message["audio"]
     assert message["reason"] == "stop", message
     return audio
@@ -181,13 +182,13 @@ def test_every_door_takes_names_and_refuses_tokens(served: Served) -> None:
         talk.send(json.dumps({"type": "session.config", "split_granularity": "none"}))
         talk.send(json.dumps({"type": "input.text", "text": text}))
         talk.send(json.dumps({"type": "input.done"}))
-        told = [json.loads(talk.recv(timeout=10)) for _ in range(4)]
+        told = [json.loads(talk.recv(timeout=LIMIT_S)) for _ in range(4)]
         assert next(message for message in told if message["type"] == "error")["code"] == "unsupported_control_token"
         assert told[-1]["type"] == "session.done"
     with connect(f"{doors.ws}/v1/tts/live", proxy=None) as talk:
         say(talk, "start", request={"text": text})
         say(talk, "stop")
-        message = ormsgpack.unpackb(talk.recv(timeout=10))
+        message = ormsgpack.unpackb(talk.recv(timeout=LIMIT_S))
         assert (message["event"], message["reason"]) == ("finish", "error")
         assert "control token" in message["message"]
 
@@ -198,12 +199,12 @@ def test_an_utterance_keeps_its_voice_over_the_cuts(served: Served, asked: list[
     doors = Doors(served)
     with connect(f"{doors.ws}/v1/audio/speech/stream", proxy=None) as talk:
         talk.send(json.dumps({"type": "session.config", **COMMON, "split_granularity": "clause"}))
-        talk.recv(timeout=10)
+        talk.recv(timeout=LIMIT_S)
         for word in words[:7]:
             talk.send(json.dumps({"type": "input.text", "text": word + " "}))
             time.sleep(0.02)
-        assert json.loads(talk.recv(timeout=10))["sentence_text"] == "After all the long rain,"
-        assert isinstance(talk.recv(timeout=10), bytes)
+        assert json.loads(talk.recv(timeout=LIMIT_S))["sentence_text"] == "After all the long rain,"
+        assert isinstance(talk.recv(timeout=LIMIT_S), bytes)
         for word in words[7:]:
             talk.send(json.dumps({"type": "input.text", "text": word + " "}))
         talk.send(json.dumps({"type": "input.done"}))
@@ -295,13 +296,6 @@ LEAVERS: dict[str, Callable[[Served], None]] = {
 }
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def aborted(served: Served) -> float:
     """What /metrics says of clients that left."""
     text = served.http.get("/metrics").text
@@ -311,18 +305,19 @@ def aborted(served: Served) -> float:
 
 def test_leaving_by_any_door_frees_the_engine_and_is_counted(endless: Served) -> None:
     wait_until(lambda: endless.http.get("/ready").status_code == 200)  # it speaks once to find that out
-    took = {}
     for name, leave in LEAVERS.items():
-        before, count = aborted(endless), endless.synthesizer.stats()["finished"].get("aborted", 0)
-        leave(endless)
-        began = time.monotonic()
-        wait_until(lambda: endless.synthesizer.stats()["open"] == 0, 1.0)
-        took[name] = time.monotonic() - began
-        wait_until(lambda before=before: aborted(endless) == before + 1, 1.0)
-        assert endless.synthesizer.stats()["finished"].get("aborted", 0) == count + 1, (name, endless.synthesizer.stats())
-        assert endless.synthesizer.stats()["running"] == 0
+        took: list[float] = []
+        while not took or (min(took) > 0.25 and len(took) < 20):  # a busy machine may be late, not twenty times
+            before, count = aborted(endless), endless.synthesizer.stats()["finished"].get("aborted", 0)
+            leave(endless)
+            began = time.monotonic()
+            wait_until(lambda: endless.synthesizer.stats()["open"] == 0)
+            took.append(time.monotonic() - began)
+            wait_until(lambda before=before: aborted(endless) == before + 1)
+            assert endless.synthesizer.stats()["finished"].get("aborted", 0) == count + 1, name
+            assert endless.synthesizer.stats()["running"] == 0
+        assert min(took) <= 0.25, (name, took)
     endless.settled()
-    print({name: f"{1000 * seconds:.0f} ms" for name, seconds in took.items()})
     assert endless.speak(input="Hi.", max_new_tokens=2).status_code == 200
 
 
@@ -330,7 +325,7 @@ def test_a_client_that_drops_and_tries_again_has_one_request_at_most(endless: Se
     for _ in range(10):
         LEAVERS["chunked"](endless)
         assert endless.synthesizer.stats()["open"] <= 1
-        wait_until(lambda: endless.synthesizer.stats()["open"] == 0, 1.0)
+        wait_until(lambda: endless.synthesizer.stats()["open"] == 0)
     endless.settled()
 
 
@@ -338,10 +333,10 @@ def test_a_cancel_frees_the_engine_and_the_session_speaks_again(endless: Served)
     with connect(f"{Doors(endless).ws}/v1/audio/speech/stream", proxy=None) as talk:
         talk.send(json.dumps({"type": "session.config", **LONG}))
         talk.send(json.dumps({"type": "input.text", "text": "A long one. And another one. "}))
-        while not isinstance(talk.recv(timeout=10), bytes):
+        while not isinstance(talk.recv(timeout=LIMIT_S), bytes):
             pass
         talk.send(json.dumps({"type": "input.cancel"}))
-        wait_until(lambda: endless.synthesizer.stats()["open"] == 0, 1.0)
+        wait_until(lambda: endless.synthesizer.stats()["open"] == 0)
         assert heard(talk) is not None
         talk.send(json.dumps({"type": "session.config", **LONG, "max_new_tokens": 3}))
         talk.send(json.dumps({"type": "input.text", "text": "Short."}))
@@ -355,7 +350,7 @@ def test_a_continued_utterance_needs_no_place_in_line(endless: Served) -> None:
     with ThreadPoolExecutor(2) as pool, connect(f"{Doors(endless).ws}/v1/audio/speech/stream", proxy=None) as talk:
         talk.send(json.dumps({"type": "session.config", "max_new_tokens": 30, "response_format": "pcm"}))
         talk.send(json.dumps({"type": "input.text", "text": "A first one. A second one. A third"}))
-        talk.recv(timeout=10)
+        talk.recv(timeout=LIMIT_S)
         wait_until(lambda: endless.synthesizer.stats()["open"] == 1)
         other = pool.submit(endless.speak, input="Hi.", max_new_tokens=60)
         wait_until(lambda: endless.synthesizer.stats()["open"] == 2)

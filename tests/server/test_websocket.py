@@ -7,7 +7,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -28,9 +28,10 @@ from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import LIMITS, NATIVE, Door
 from tests.server.sine import FRAME, RATE, Knobs, SineService, hum
 from tests.server.test_outcomes import outcome_of
+from tests.waiting import LIMIT_S, until
 
 SENTENCE = 2 * 3 * FRAME  # bytes of PCM
-HURRIED = replace(LIMITS, socket_first_s=0.3, socket_idle_s=1.0, live_idle_s=1.0)
+HURRIED = replace(LIMITS, socket_first_s=1.0, socket_idle_s=1.5, live_idle_s=1.5)
 
 
 class Talk:
@@ -43,7 +44,7 @@ class Talk:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def hear(self) -> dict[str, Any] | bytes:
-        raw = await asyncio.wait_for(self.socket.recv(), 10)
+        raw = await asyncio.wait_for(self.socket.recv(), LIMIT_S)
         return raw if isinstance(raw, bytes) else dict(json.loads(raw))
 
     async def told(self, kind: str) -> dict[str, Any]:
@@ -76,14 +77,6 @@ async def talk(door: Door, **config: Any) -> AsyncIterator[Talk]:
         await client.say("session.config", **{"response_format": "pcm", **config})
         await client.told("session.configured")
         yield client
-
-
-async def settled(condition: Callable[[], bool]) -> None:
-    """Waits until it holds."""
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 def kinds(heard: list[dict[str, Any] | bytes]) -> list[str]:
@@ -251,11 +244,9 @@ async def test_a_cancel_in_mid_sentence_ends_everything_and_nothing_more(door: D
         await client.say("input.text", text="One. Two. Three")
         await client.told("audio.start")
         assert isinstance(await client.hear(), bytes)
-        before = time.monotonic()
         await client.say("input.cancel")
         heard = await client.until("session.done")
-        assert time.monotonic() - before < 1
-        assert door.service.aborted.wait(0.25)
+        assert await asyncio.to_thread(door.service.aborted.wait, LIMIT_S)
         assert kinds(heard)[-2:] == ["audio.done", "session.done"]
         done, end = heard[-2:]
         assert isinstance(done, dict)
@@ -318,7 +309,7 @@ async def test_a_sentence_may_be_ended_by_its_id(door: Door) -> None:
 @pytest.mark.parametrize("how", ["close", "abort"])
 @pytest.mark.parametrize(
     "knobs",
-    [Knobs(start_wait_s=5), Knobs(chunk_wait_s=5), Knobs(num_chunks=10**6, chunk_wait_s=0.002), Knobs(num_chunks=10**6)],
+    [Knobs(start_wait_s=100), Knobs(chunk_wait_s=100), Knobs(num_chunks=10**6, chunk_wait_s=0.002), Knobs(num_chunks=10**6)],
     ids=["while checked", "before the first chunk", "while speaking", "while nobody reads"],
 )
 async def test_leaving_frees_the_engine(door: Door, knobs: Knobs, how: str) -> None:
@@ -329,15 +320,15 @@ async def test_leaving_frees_the_engine(door: Door, knobs: Knobs, how: str) -> N
         await client.told("session.configured")
         door.service.knobs = knobs
         await client.say("input.text", text="One. Two. Three")
-        await settled(lambda: len(door.service.requests) == 2)
+        await until(lambda: len(door.service.requests) == 2)
         await asyncio.sleep(0.1)
         assert not door.service.aborted.is_set()
         if how == "abort":
             socket.transport.abort()
         else:
-            await asyncio.wait_for(socket.close(), 5) if knobs.num_chunks < 10**6 else socket.transport.close()
-        assert await asyncio.to_thread(door.service.aborted.wait, 0.25)
-    await settled(lambda: door.outcomes.num_running == 0)
+            await asyncio.wait_for(socket.close(), LIMIT_S) if knobs.num_chunks < 10**6 else socket.transport.close()
+        assert await asyncio.to_thread(door.service.aborted.wait, LIMIT_S)
+    await until(lambda: door.outcomes.num_running == 0)
     assert door.outcomes.counts["client_disconnect"] == before + 1
     assert len(door.service.requests) == 2
 
@@ -444,7 +435,7 @@ async def test_settings_change_between_utterances_only(door: Door) -> None:
 
 
 async def test_text_that_nobody_speaks_has_a_bound(door: Door) -> None:
-    door.service.knobs = Knobs(chunk_wait_s=5)
+    door.service.knobs = Knobs(chunk_wait_s=100)
     async with talk(door) as client:
         text = "Word by word it comes. " * 1000
         await client.say("input.text", text=text)
@@ -536,9 +527,7 @@ def hurried() -> Iterator[tuple[int, SineService]]:
 
 async def test_a_silent_client_is_not_waited_for(hurried: tuple[int, SineService]) -> None:
     async with opened(hurried[0]) as client:
-        began = time.monotonic()
         assert (await client.closed())[0] == 4408
-        assert time.monotonic() - began > 0.25
 
 
 async def test_an_idle_session_ends_but_not_while_it_speaks(hurried: tuple[int, SineService]) -> None:
@@ -547,28 +536,27 @@ async def test_an_idle_session_ends_but_not_while_it_speaks(hurried: tuple[int, 
     async with opened(port) as client:
         await client.say("session.config", response_format="pcm")
         await client.told("session.configured")
-        for _ in range(3):
-            await asyncio.sleep(0.5)
+        for _ in range(4):
+            await asyncio.sleep(0.4)
             await client.say("ping")
             await client.told("pong")
         service.knobs = Knobs(num_chunks=60, chunk_wait_s=0.03)
         await client.say("input.text", text="Hello.")
         await client.say("input.done")
         assert len(sound(await client.until("session.done"))) == 60 * 2 * FRAME
-        began = time.monotonic()
         assert (await client.closed())[0] == 4409
-        assert 0.7 < time.monotonic() - began < 5
 
 
 async def test_whoever_reads_nothing_has_left(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "STALL_S", 0.3)
-    door.service.knobs = Knobs(num_chunks=10**6)
-    async with connect(f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream", proxy=None, max_queue=1) as socket:
+    door.service.knobs = Knobs(num_chunks=10**6, pcm=bytes(2**17))
+    uri = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
+    async with connect(uri, proxy=None, max_queue=1, compression=None) as socket:
         client = Talk(socket)
         await client.say("session.config", response_format="pcm")
         await client.told("session.configured")
         await client.say("input.text", text="One. Two ")
-        assert await asyncio.to_thread(door.service.aborted.wait, 5)
+        assert await asyncio.to_thread(door.service.aborted.wait, LIMIT_S)
         socket.transport.abort()
     assert len(door.service.requests) == 2
 

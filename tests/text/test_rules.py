@@ -192,10 +192,10 @@ def test_any_text_comes_out_clean_or_is_refused() -> None:
     "unit", ["\u200d", " \n", "<|", "<speaker:", "<|speaker:1|>", "\u0301\u0323", "\ufe0f", "a\u0301", "\U0001f680\u200d", "["]
 )
 def test_no_text_takes_long(unit: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     with contextlib.suppress(InvalidRequest):
         clean(unit * (LIMIT // len(unit) - 1) + "a")
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 def test_frames_bound() -> None:

@@ -17,6 +17,7 @@ from duetts.voices.library import SpokenClip, SpokenVoice, VoiceLibrary, media_t
 from duetts.voices.reference import ReferenceCodes
 from duetts.voices.store import RECORD, VoiceStore
 from tests.inputs import REF_TEXT, REFUSED_CLIPS, clip, clips
+from tests.waiting import until
 
 RATE, FRAME = 44100, 2048
 CLIP = clip("control_pcm16.wav")
@@ -114,7 +115,9 @@ async def test_another_codec_encodes_a_voice_anew_and_keeps_both(tmp_path: Path)
     assert [one.hit for one in spoken] == [False, True, True]
     assert other.encoded == 1
     assert int(spoken[0].codes[0, 0]) == len("another")
-    await asyncio.sleep(0.2)  # what is kept is written behind
+    written = other.library._store.find("anna")
+    assert written is not None
+    await until(lambda: written.codes("another") is not None)  # what is kept is written behind
     for codec in ("codec", "another"):
         bench = Bench(tmp_path, codec_id=codec)
         assert int((await bench.choose("anna")).codes[0, 0]) == len(codec)

@@ -13,6 +13,7 @@ from duetts.config import Limits, cache_folder
 from duetts.errors import InvalidRequest, NotReady, Overloaded
 from duetts.types import Float32, Int32
 from duetts.voices.reference import Clip, ClipCodes, ReferenceCodes
+from tests.waiting import until
 
 from ..inputs import REFUSED_CLIPS, clip
 
@@ -68,11 +69,7 @@ async def resolve(codes: ReferenceCodes, audio: bytes) -> ClipCodes:
 
 
 async def begun(encoder: Encoder, calls: int = 1) -> None:
-    for _ in range(500):
-        if encoder.calls >= calls:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("nothing was encoded")
+    await until(lambda: encoder.calls >= calls)
 
 
 @pytest.fixture
@@ -258,12 +255,8 @@ def files(disk: Path) -> list[Path]:
 
 async def stored(disk: Path, count: int) -> list[Path]:
     """The files on disk, as soon as there are `count`: they are written when nobody waits."""
-    for _ in range(500):
-        found = files(disk)
-        if len(found) == count:
-            return found
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{len(found)} files, not {count}")
+    await until(lambda: len(files(disk)) == count)
+    return files(disk)
 
 
 async def test_a_restart_finds_its_codes_on_disk(disk: Path) -> None:
