@@ -90,24 +90,33 @@ def choose(num_rows: int, width: int, gated: bool) -> Config:
 
 
 @cache
-def _device(index: int) -> Device:
+def _properties(index: int) -> Device:
     has = torch.cuda.get_device_properties(index)
     return Device((has.major, has.minor), has.multi_processor_count, has.shared_memory_per_multiprocessor)
 
 
+def device_of(x: Tensor) -> Device | None:
+    """None outside a GPU, where Triton's interpreter takes any configuration."""
+    return _properties(x.device.index) if x.is_cuda else None
+
+
 def _hopper(x: Tensor) -> bool:
-    return x.is_cuda and _device(x.device.index).capability >= (9, 0)
+    """Hopper or later: a kernel may start before the one it depends on has ended."""
+    device = device_of(x)
+    return device is not None and device.capability >= (9, 0)
 
 
 def supported(
     x: Tensor, weights: tuple[Tensor, ...], scales: tuple[Tensor | None, ...], vectors: tuple[Tensor | None, ...]
 ) -> bool:
     """Whether these kernels may serve a call: types, layouts and the device. `vectors` share the type of x."""
-    capability = _device(x.device.index).capability
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or capability < (8, 0) or x.numel() == 0:
+    device = device_of(x)
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32) or x.numel() == 0:
+        return False
+    if device is None or device.capability < (8, 0):
         return False
     kind = weights[0].dtype if weights else x.dtype
-    if kind == torch.float8_e4m3fn and capability < (8, 9):
+    if kind == torch.float8_e4m3fn and device.capability < (8, 9):
         return False
     return (
         all(weight.dtype == kind and weight.is_contiguous() for weight in weights)
@@ -122,10 +131,12 @@ def _dependent(x: Tensor, config: Config | None = None) -> dict[str, bool]:
     return {"DEPENDENT": on, "launch_pdl": True} if on else {"DEPENDENT": False}
 
 
-def stages(config: Config, device: Device, stage_bytes: int, programs: int) -> int:
-    """As many as leave room for all programs at once, for up to four on a multiprocessor."""
+def stages(config: Config, device: Device | None, size: int, programs: int) -> int:
+    """As many stages of `size` bytes as leave room for all programs at once, for up to four on a multiprocessor."""
+    if device is None:
+        return config.stages
     together = min(4, -(-programs // device.multiprocessors))
-    return max(2, min(config.stages, (device.shared // together - KEPT_SHARED) // stage_bytes))
+    return max(2, min(config.stages, (device.shared // together - KEPT_SHARED) // size))
 
 
 def stage_bytes(config: Config, block_m: int, block_k: int, item_bytes: int, *, gated: bool, normed: bool) -> int:
@@ -163,10 +174,8 @@ def _product(
     block_k, steps, split = _cut(config, weight, num_rows)
     ahead = _ahead(config, x, weight, block_k, steps, split)
     grid = (triton.cdiv(num_rows, block_m), triton.cdiv(width, config.block_n), split)
-    num_stages = config.stages
-    if x.is_cuda:
-        size = stage_bytes(config, block_m, block_k, x.element_size(), gated=other is not None, normed=gain is not None)
-        num_stages = stages(config, _device(x.device.index), size, grid[0] * grid[1] * grid[2])
+    size = stage_bytes(config, block_m, block_k, x.element_size(), gated=other is not None, normed=gain is not None)
+    num_stages = stages(config, device_of(x), size, grid[0] * grid[1] * grid[2])
     out = x.new_empty(num_rows, width)
     sums = out if split == 1 else x.new_empty(split, num_rows, width, dtype=torch.float32)
     end = (scale, bias, residual)

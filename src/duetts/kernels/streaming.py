@@ -152,7 +152,7 @@ def norm(x, gain, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.
     tl.store(out + place, (values * inverse).to(gains.dtype) * gains, k < K)
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit
 def gate(a, b, out, total, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
