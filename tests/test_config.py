@@ -83,6 +83,8 @@ SAMPLES: dict[str, tuple[str, Any, Any]] = {
     "dialect": ("openai",) * 3,
     "log_level": ("debug",) * 3,
     "unknown_fields": ("reject",) * 3,
+    "instructions": ("reject",) * 3,
+    "wav_stream_size": ("zero",) * 3,
     "root_path": ("/a",) * 3,
     "engine_listen": ("tcp://h:1",) * 3,
     "prefill_block": ("32", 32, 32),

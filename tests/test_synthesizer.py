@@ -215,3 +215,67 @@ async def test_tokens_of_input_are_the_voice_once_and_every_text(tiny_folder: Pa
     many = await synthesizer.start(SpeechRequest(text, voice="none"))
     spaces = many.num_pieces - 1
     assert many.input_tokens == one.input_tokens - 3 + len(text.strip()) - spaces
+
+
+async def prompts(folder: Path, request: SpeechRequest) -> list[list[int]]:
+    """The ids of each piece's prompt."""
+    speaker = NotingSpeaker(4096)
+    await spoken(Synthesizer(folder, speaker), replace(request, voice=request.voice or "none", seed=1))
+    return [utterance.prompt[0].tolist() for utterance in speaker.asked if utterance.seed % 2]
+
+
+async def test_instructions_are_one_tag_of_every_piece_and_turn(tiny_folder: Path) -> None:
+    request = SpeechRequest("Hi.", instructions=" [calm],\nand low ", tagged=True)
+    assert await prompts(tiny_folder, request) == await prompts(tiny_folder, SpeechRequest("[calm , and low] Hi."))
+    assert await prompts(tiny_folder, replace(request, tagged=False)) == await prompts(tiny_folder, SpeechRequest("Hi."))
+    long = "The morning was cool and clear, so we walked to the market for bread. " * 3
+    tagged = replace(request, text=long, chunk_length=100, instructions="calm")
+    pieces = await prompts(tiny_folder, tagged)
+    bare = await prompts(tiny_folder, replace(tagged, tagged=False))
+    assert len(pieces) == len(bare) > 1
+    history = await prompts(tiny_folder, SpeechRequest("[calm] " + long.strip()[:69], chunk_length=100))
+    assert pieces[0] == history[0]
+    tag = len("[calm] ")
+    assert [len(one) - len(other) for one, other in zip(pieces, bare, strict=True)] == [tag] * len(bare)
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+@pytest.mark.parametrize("instructions", ["stop <|im_end|> now", "a\0b"])
+async def test_instructions_are_checked_whether_they_have_an_effect_or_not(
+    tiny_folder: Path, tagged: bool, instructions: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await Synthesizer(tiny_folder, NotingSpeaker()).start(SpeechRequest("Hi.", instructions=instructions, tagged=tagged))
+    assert refusal.value.field == "instructions"
+
+
+# -- codes in the place of a clip ----------------------------------------------------------------------------------------
+
+
+async def test_codes_stand_in_the_prompt_where_those_of_a_clip_would(tiny_folder: Path) -> None:
+    given, encoding = NotingSpeaker(), NotingSpeaker()
+    sound = clip("control_pcm16.wav")
+    await spoken(Synthesizer(tiny_folder, encoding), SpeechRequest("Hi.", (Reference(sound, REF_TEXT),), seed=1))
+    codes = np.zeros((4, -(-int(4.027 * 44100) // 2048)), np.int32)
+    await spoken(Synthesizer(tiny_folder, given), SpeechRequest("Hi.", (Reference(codes, REF_TEXT),), seed=1))
+    assert given.encoded == 0
+    assert np.array_equal(given.asked[0].prompt, encoding.asked[0].prompt)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        (np.zeros((3, 40), np.int32), "invalid_value"),
+        (np.zeros((4, 0), np.int32), "out_of_range"),
+        (np.full((4, 40), 10**6, np.int32), "out_of_range"),
+        (np.full((4, 40), -1, np.int32), "out_of_range"),
+        (np.zeros((4, 21), np.int32), "reference_too_short"),
+        (np.zeros((4, 647), np.int32), "reference_too_long"),
+    ],
+)
+async def test_codes_that_cannot_be_those_of_a_clip(tiny_folder: Path, codes: Int32, code: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await Synthesizer(tiny_folder, NotingSpeaker(4096)).start(SpeechRequest("Hi.", (Reference(codes, REF_TEXT),)))
+    assert refusal.value.code == code
+    assert refusal.value.field is not None
+    assert refusal.value.field.startswith("references")

@@ -22,6 +22,8 @@ LOAD_FORMATS = ("auto", "dummy")
 ENGINES = ("model", "null")
 DIALECTS = ("auto", "native", "openai")
 UNKNOWN_FIELDS = ("warn", "ignore", "reject")
+INSTRUCTIONS = ("tag", "ignore", "reject")
+WAV_STREAM_SIZES = ("max", "2g", "zero")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 ENVIRONMENT_PREFIX = "DUETTS_"
@@ -71,6 +73,11 @@ def _at_least(minimum: float, **values: float) -> None:
         _require(value >= minimum, f"{name} is {value}, below {minimum:g}")
 
 
+def _one_of(known: tuple[str, ...], **values: str) -> None:
+    for name, value in values.items():
+        _require(value in known, f"{name} {value!r} is not one of {', '.join(known)}")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one engine runs. `dtype` "auto" is the checkpoint's on a GPU and float32 on a CPU.
@@ -99,7 +106,7 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.dtype in DTYPES, f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        _one_of(DTYPES, dtype=self.dtype)
         _require(self.load_format in LOAD_FORMATS, f"load format {self.load_format!r} is not auto or dummy")
         _at_least(1, max_num_seqs=self.max_num_seqs, rows=self.rows, codec_quantum=self.codec_quantum)
         _at_least(1, cpu_threads=self.cpu_threads, first_chunk=self.first_chunk, largest_chunk=self.largest_chunk)
@@ -253,14 +260,17 @@ class AccessConfig:
     """Who may use the server. Without `keys` everybody who reaches the port; with them whoever sends one.
 
     `keys` are secrets: they are in no representation, log or error. `cors_origins` are the origins of web pages whose scripts
-    may use the server, "*" for all. `public_catalog`: the lists of voices and models may be read without a key.
+    may use the server, "*" for all. `public_catalog`: the lists of voices and models may be read without a key. `rate_limit` is
+    how many requests a minute each key may make; without keys each client's address.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     cors_origins: tuple[str, ...] = ()
     public_catalog: bool = False
+    rate_limit: int | None = None
 
     def __post_init__(self) -> None:
+        _at_least(1, rate_limit=1 if self.rate_limit is None else self.rate_limit)
         for number, key in enumerate(self.keys, 1):
             fit = re.fullmatch(r"[!-+\--~]{1,512}", key) is not None
             _require(fit, f"API key {number} of {len(self.keys)} is not 1 to 512 visible ASCII characters without a comma")
@@ -292,24 +302,30 @@ class LogConfig:
     requests: bool = True
 
     def __post_init__(self) -> None:
-        _require(self.level in LOG_LEVELS, f"level {self.level!r} is not one of {', '.join(LOG_LEVELS)}")
+        _one_of(LOG_LEVELS, level=self.level)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsConfig:
     """How requests are understood. `openai_aliases`: OpenAI's names of its speech models mean the native one. `dialect` decides
     on defaults (format, rate of raw PCM, OpenAI's voices): auto is by the request's model name. Fields that are unknown are
-    listed in the answer (warn), passed over, or refused."""
+    listed in the answer (warn), passed over, or refused. Short `instructions` become a tag in the text, or have no effect, or
+    are refused. `wav_stream_size` stands in headers of WAV streams. `early_headers`: a stream's status does not wait for its
+    first audio."""
 
     openai_aliases: bool = True
     dialect: str = "auto"
     unknown_fields: str = "warn"
+    instructions: str = "tag"
     max_instructions_chars: int = 4096
+    wav_stream_size: str = "max"
+    early_headers: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.dialect in DIALECTS, f"dialect {self.dialect!r} is not one of {', '.join(DIALECTS)}")
-        known = ", ".join(UNKNOWN_FIELDS)
-        _require(self.unknown_fields in UNKNOWN_FIELDS, f"unknown_fields {self.unknown_fields!r} is not one of {known}")
+        _one_of(DIALECTS, dialect=self.dialect)
+        _one_of(UNKNOWN_FIELDS, unknown_fields=self.unknown_fields)
+        _one_of(INSTRUCTIONS, instructions=self.instructions)
+        _one_of(WAV_STREAM_SIZES, wav_stream_size=self.wav_stream_size)
         _at_least(0, max_instructions_chars=self.max_instructions_chars)
 
 

@@ -26,6 +26,7 @@ DuettsError
 │   └── EngineFailure         a step failed; the request is lost, the server goes on
 ├── StorageFailure            the disk did not take or give what is stored
 ├── Overloaded                the queue is full; carries a retry time
+│   └── RateLimited           whoever asks has asked too often
 ├── NotReady                  loading or dead; carries a retry time if one is known
 │   └── Draining              the server is stopping
 └── WireError                 a message between a server and an engine process that cannot be read
@@ -167,6 +168,10 @@ class Overloaded(DuettsError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """Whoever asks has used up the requests of this minute. Others are served."""
 
 
 class NotReady(DuettsError):

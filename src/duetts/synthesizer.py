@@ -24,7 +24,7 @@ from duetts.service import Arriving
 from duetts.text.arrival import ArrivingText
 from duetts.text.pieces import cut
 from duetts.text.prompt import CodedReference, build_prompt, voice_positions
-from duetts.text.rules import clean_text, frames_bound
+from duetts.text.rules import clean_text, frames_bound, styled
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Address, Granularity, Int32, Sampling, Source, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
 from duetts.voices.consents import ConsentStore
@@ -151,6 +151,9 @@ class Synthesizer:
         """
         check_ranges(request)
         text = clean_text(request.text, field="input", max_chars=self.limits.max_input_chars)
+        style = request.instructions
+        style = clean_text(style, field="instructions", max_chars=len(style), spoken=False)
+        request = replace(request, instructions=style if request.tagged else "")
         spoken = await (self._cloned(request, text) if request.references else self._voiced(request, text))
         script = self._script(request, spoken.pieces, spoken.references)
         return Speech(
@@ -281,6 +284,7 @@ class Synthesizer:
 
     def _piece(self, text: str, request: SpeechRequest) -> Piece:
         frame_rate = self.info.sample_rate / self.info.frame_length
+        text = styled(text, request.instructions)
         most = min(self.limits.max_new_tokens, request.max_piece_frames or self.limits.max_new_tokens)
         return Piece(text, request.max_new_tokens or min(most, frames_bound(text, frame_rate)))
 

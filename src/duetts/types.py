@@ -131,6 +131,8 @@ class SpeechRequest:
     max_new_tokens: int | None = None  # frames of the whole request
     max_piece_frames: int | None = None  # of each piece; not looked at beside `max_new_tokens`
     chunk_length: int | None = None  # UTF-8 bytes of a piece of a long text
+    instructions: str = ""  # how to speak, checked in any case
+    tagged: bool = False  # whether the instructions stand in the text as a tag
     conditioned: bool = True  # each piece is spoken as what follows the one before
     continues: Said | None = None  # what this is the continuation of; its seed counts, and no place in the line is needed
     timeout_s: float | None = None

@@ -119,8 +119,15 @@ def test_neutral_values_are_accepted(door: Door) -> None:
 
 
 def test_fields_without_effect_are_listed(door: Door) -> None:
-    answer = door.speak(foo="bar", user=None, instructions="Calm.", language="en")
+    answer = door.speak(foo="bar", user=None, instructions=81 * "x", language="en")
     assert answer.headers["x-ignored-fields"] == "foo, instructions, language"
+
+
+@pytest.mark.parametrize("instructions", ["", "  ", "Calm.", f"  {80 * 'x'} "])
+def test_short_instructions_have_an_effect(door: Door, instructions: str) -> None:
+    assert "x-ignored-fields" not in door.speak(instructions=instructions).headers
+    request = door.service.requests[-1]
+    assert (request.instructions, request.tagged) == (instructions, bool(instructions.strip()))
 
 
 def test_names_of_ignored_fields_cannot_break_the_header(door: Door) -> None:

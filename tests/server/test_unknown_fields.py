@@ -46,6 +46,24 @@ def test_unknown_fields_are_refused_on_every_door() -> None:
         assert (known.status_code, known.headers["X-Ignored-Fields"]) == (200, "language")
 
 
+@pytest.mark.parametrize("door", ["/v1/audio/speech", "/v1/audio/speech/batch"])
+def test_instructions_are_passed_over_or_refused(door: str) -> None:
+    item = {"input": "Hello.", "instructions": "calm"}
+    body = {"items": [item]} if door.endswith("batch") else item
+    with serving(app(instructions="ignore")) as http:
+        answer = http.post(door, json=body)
+        shown = answer.json()["results"][0]["ignored_fields"][0] if "items" in body else answer.headers["X-Ignored-Fields"]
+        assert shown == "instructions"
+    with serving(app(instructions="reject")) as http:
+        answer = http.post(door, json=body)
+        if "items" in body:
+            error = answer.json()["results"][0]["error"]
+            assert (error["code"], error["param"]) == ("unsupported_field", "instructions")
+        else:
+            error_of(answer, 400, "unsupported_field", "instructions")
+        assert http.post("/v1/audio/speech", json={"input": "Hello.", "instructions": " "}).status_code == 200
+
+
 def test_the_length_of_instructions() -> None:
     with serving(app(max_instructions_chars=5)) as http:
         assert http.post("/v1/audio/speech", json={"input": "Hello.", "instructions": "x" * 5}).status_code == 200

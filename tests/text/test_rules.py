@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duetts.errors import InvalidRequest
-from duetts.text.rules import clean_text, frames_bound, least_seconds
+from duetts.text.rules import clean_text, frames_bound, least_seconds, styled
 
 from ..inputs import INPUTS
 
@@ -246,3 +246,21 @@ def test_a_bound_leaves_room_above_the_least() -> None:
     for row in TEXTS:
         text = read(row["file"].removeprefix("texts/"))
         assert 2 * least_seconds(text) < frames_bound(text, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "instructions", "expected"),
+    [
+        ("Hello.", "calm", "[calm] Hello."),
+        ("Hello.", "", "Hello."),
+        ("Hello.", " [] <|> ", "Hello."),
+        ("Hello.", "[whisper] in a\nlow  voice", "[whisper in a low voice] Hello."),
+        ("Hello.", r"\1 \g<0>", r"[\1 \g 0] Hello."),
+        ("[laugh] Hello.", "calm", "[calm] [laugh] Hello."),
+        ("<|speaker:1|>Hello.", "calm", "<|speaker:1|>[calm] Hello."),
+        ("Once.\n<|speaker:1|> Hello.\n<|speaker:12|>Hi.", "x", "[x] Once.\n<|speaker:1|>[x] Hello.\n<|speaker:12|>[x] Hi."),
+    ],
+)
+def test_instructions_become_one_tag(text: str, instructions: str, expected: str) -> None:
+    assert styled(text, instructions) == expected
+    assert clean(styled(text, instructions)) == expected

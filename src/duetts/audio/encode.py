@@ -14,6 +14,9 @@ from duetts.audio.formats import SAMPLE_BYTES, AudioFormat, choose_bitrate, find
 
 UNKNOWN_SIZE = 0xFFFFFFFF  # in a WAV header: up to the end of the stream
 WAV_HEADER_BYTES = 44
+SIZED_HEADER_BYTES = 36  # of the header, those that its first size counts
+# What a stream's header states of the whole and of the data, since nobody knows them.
+STREAM_SIZES = {"max": (UNKNOWN_SIZE, UNKNOWN_SIZE), "2g": (0x7FFFFFFF, 0x7FFFFFFF - SIZED_HEADER_BYTES), "zero": (0, 0)}
 
 
 class Encoder(Protocol):
@@ -117,18 +120,19 @@ class _Sink:
         return data
 
 
-def open_encoder(name: str, rate: int, bitrate: int | None = None) -> Encoder:
-    """A new encoder of one output at `rate` Hz. `bitrate` is kbit/s."""
+def open_encoder(name: str, rate: int, bitrate: int | None = None, stream_size: str = "max") -> Encoder:
+    """A new encoder of one output at `rate` Hz. `bitrate` is kbit/s, `stream_size` one of `STREAM_SIZES`."""
     chosen = find_format(name)
     if chosen.codec:
         return ContainerEncoder(chosen, rate, choose_bitrate(chosen, rate, bitrate))
-    return PcmEncoder(wav_header(rate, None) if name == "wav" else b"")
+    return PcmEncoder(wav_header(rate, None, stream_size) if name == "wav" else b"")
 
 
-def wav_header(rate: int, num_bytes: int | None) -> bytes:
+def wav_header(rate: int, num_bytes: int | None, stream_size: str = "max") -> bytes:
     """The 44 bytes before mono 16-bit samples; `num_bytes` of data, None if that is not known."""
-    unknown = num_bytes is None or num_bytes + 36 > UNKNOWN_SIZE
-    riff_size, data_size = (UNKNOWN_SIZE, UNKNOWN_SIZE) if unknown else ((num_bytes or 0) + 36, num_bytes)
+    riff_size, data_size = STREAM_SIZES[stream_size]
+    if num_bytes is not None and num_bytes + SIZED_HEADER_BYTES <= UNKNOWN_SIZE:
+        riff_size, data_size = num_bytes + SIZED_HEADER_BYTES, num_bytes
     fields = (b"WAVE", b"fmt ", 16, 1, 1, rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES, b"data", data_size)
     return b"RIFF" + struct.pack("<I4s4sIHHIIHH4sI", riff_size, *fields)
 

@@ -36,6 +36,7 @@ class Output:
     speed: float = 1.0
     volume_db: float = 0.0
     normalize_loudness: bool = False
+    stream_size: str = "max"  # what the header of a WAV stream states, by `encode.STREAM_SIZES`
 
 
 def plan_output(
@@ -47,13 +48,14 @@ def plan_output(
     speed: float = 1.0,
     volume: float = 0.0,
     normalize_loudness: bool = False,
+    stream_size: str = "max",
 ) -> Output:
     """The output that is asked for, of speech at `native_rate` Hz. Raises `InvalidRequest` naming the field and its limits."""
     chosen = find_format(response_format)
     check_range("speed", speed, LOWEST_SPEED, HIGHEST_SPEED)
     check_range("volume", volume, LOWEST_VOLUME_DB, HIGHEST_VOLUME_DB)
     rate = choose_rate(chosen, native_rate, sample_rate)
-    return Output(chosen.name, rate, choose_bitrate(chosen, rate, bitrate), speed, volume, normalize_loudness)
+    return Output(chosen.name, rate, choose_bitrate(chosen, rate, bitrate), speed, volume, normalize_loudness, stream_size)
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
@@ -93,7 +95,7 @@ class OutputStream:
     def __init__(self, output: Output, rate: int) -> None:
         self.output = output
         self.num_samples = 0  # encoded so far, at the output's rate
-        self._encoder = open_encoder(output.format, output.sample_rate, output.bitrate)
+        self._encoder = open_encoder(output.format, output.sample_rate, output.bitrate, output.stream_size)
         self._stages = _stages(output, rate)
         self._waiting = bytearray()
         self._lock = Lock()

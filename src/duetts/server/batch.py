@@ -69,6 +69,7 @@ def batch_router(service: SpeechService, config: ServerConfig, outcomes: Outcome
         fields = await read_body(request, config.limits.max_body_bytes, lambda name: name != "items" and is_text(name))
         batch_id = request.state.speech_id.replace("speech-", "speech-batch-", 1)
         items = read_items(fields, config, service.info.sample_rate, batch_id)
+        request.state.take(len(items) - 1)
         async with AsyncExitStack() as closing:
             listening = Listening(request.receive)
             closing.callback(listening.close)

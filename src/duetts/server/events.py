@@ -39,6 +39,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An error that an event has told is raised after the end of the body, for the log."""
         failure: BaseException | None = None
+        begun = False
         output = self._rendition.order.output
         shared = {"format": output.format, "sample_rate": output.sample_rate}
         async with self._closing, aclosing(_with_silences(aiter(self._rendition))) as items:
@@ -46,10 +47,11 @@ class EventStream(Response):
             async for item in items:
                 if isinstance(item, BaseException):
                     failure = item
-                    body = event("error", **error_body(item, scope["state"]["request_id"]), partial_audio=True)
+                    body = event("error", **error_body(item, scope["state"]["request_id"]), partial_audio=begun)
                 elif item is None:
                     body = KEEP_ALIVE
                 else:
+                    begun = True
                     body = event("speech.audio.delta", audio=base64.b64encode(item).decode(), **shared)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             last = event("speech.audio.done", **self._rendition.summary()) if failure is None else b""

@@ -30,6 +30,6 @@ def fish_router(service: SpeechService, config: ServerConfig, outcomes: Outcomes
         fields = await read_body(request, config.limits.max_body_bytes, is_text)
         order = read_fish_order(fields, request.headers, config, service.info.sample_rate, request.state.speech_id)
         with fish_names():
-            return await answer(service, order, request.receive, outcomes)
+            return await answer(service, order, request.receive, outcomes, config.requests.early_headers)
 
     return router

@@ -43,6 +43,7 @@ def codec_router(service: SpeechService, config: ServerConfig) -> APIRouter:
         fields = await read_body(request, config.limits.max_body_bytes, lambda name: name != "audios")
         audios = fields.get("audios")
         items = _items("audios", [audios] if isinstance(audios, bytes) else audios)
+        request.state.take(len(items) - 1)
         clips = [read_clip(item, f"audios.{index}", config.limits.reference_bytes) for index, item in enumerate(items)]
 
         async def work() -> list[Int32]:
@@ -59,6 +60,7 @@ def codec_router(service: SpeechService, config: ServerConfig) -> APIRouter:
             raise InvalidRequest(f"dtype {dtype[:64]!r} is not one of {', '.join(SOUNDS)}", field="dtype")
         fields = await read_body(request, config.limits.max_body_bytes, lambda name: name != "tokens")
         codes = [read_codes(item, f"tokens.{index}") for index, item in enumerate(_items("tokens", fields.get("tokens")))]
+        request.state.take(len(codes) - 1)
         rate, speech_id = service.info.sample_rate, request.state.speech_id
 
         async def work() -> list[bytes]:

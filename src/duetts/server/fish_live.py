@@ -171,6 +171,8 @@ class LiveSession:
         began_at = time.monotonic()
         check_type("request", request, ("object",))
         try:
+            if self._count:  # the socket itself has paid for the first
+                self._frames.take()
             self._open = await self._read_start(request, began_at)
         except (CallerLeft, Closing):
             raise

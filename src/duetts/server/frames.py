@@ -43,6 +43,7 @@ class Frames:
 
     def __init__(self, socket: WebSocket, max_bytes: int) -> None:
         self.caller = Caller()  # leaves when the other side does
+        self.take: Callable[[], None] = socket.state.take  # of what the client may ask for
         self._socket = socket
         self._max_bytes = max_bytes
         self._draining: asyncio.Event | None = socket.scope.get("state", {}).get("draining")

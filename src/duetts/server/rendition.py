@@ -35,7 +35,7 @@ class Rendition:
         self.order = order
         self.speech = speech
         self.output = output
-        self.first_audio_s = 0.0  # from the order to the first bytes
+        self.first_audio_s = 0.0  # from the order to the first bytes, if they were waited for
         self._audio = audio
         self._first = b""
         self._codes = codes
@@ -43,9 +43,16 @@ class Rendition:
 
     @classmethod
     async def open(
-        cls, order: SpeechOrder, starting: Coroutine[Any, Any, Speech], caller: Caller, outcomes: Outcomes
+        cls,
+        order: SpeechOrder,
+        starting: Coroutine[Any, Any, Speech],
+        caller: Caller,
+        outcomes: Outcomes,
+        *,
+        early: bool = False,
     ) -> Rendition:
-        """Waits for the first bytes, so that everything that goes wrong before them is raised here. They are never empty."""
+        """Waits for the first bytes, so that everything that goes wrong before them is raised here. They are never empty.
+        `early`: waits only until the speech may begin."""
         began = time.perf_counter()
         async with AsyncExitStack() as closing:
             entry = outcomes.begin(order.request.request_id, caller, listened=order.request.streaming)
@@ -57,8 +64,9 @@ class Rendition:
             audio = _audio(speech, output, caller, entry.take)
             closing.push_async_callback(audio.aclose)
             rendition = cls(order, speech, output, audio, entry.codes)
-            rendition._first = await anext(audio)
-            rendition.first_audio_s = time.perf_counter() - began
+            if not early:
+                rendition._first = await anext(audio)
+                rendition.first_audio_s = time.perf_counter() - began
             rendition._closing = closing.pop_all()
         return rendition
 
@@ -72,7 +80,8 @@ class Rendition:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Once."""
-        yield self._first
+        if self._first:
+            yield self._first
         async for data in self._audio:
             yield data
 

@@ -23,6 +23,7 @@ from duetts.server.references import read_references
 from duetts.types import SpeechRequest
 
 MAX_IGNORED_NAMES = 16
+MAX_TAG_CHARS = 80  # of instructions that become a tag
 LARGEST_NUMBER = 2.0**64  # beyond every field's range; NaN and infinities are refused with it
 
 # Clients that name OpenAI's models expect OpenAI's defaults.
@@ -69,7 +70,7 @@ FIELDS: dict[str, WireField] = {
     ),
     "speaker": WireField(("string", "object"), "Another name of voice."),
     "reference_id": WireField(("string",), "A stored voice; wins over voice."),
-    "instructions": WireField(("string",), "Accepted without effect: the model has no such channel.", hint=True),
+    "instructions": WireField(("string",), "How to speak: up to 80 characters become a tag in the text, more have no effect."),
     "response_format": WireField(
         ("string",), f"One of {', '.join(FORMAT_NAMES)}. Default: {NATIVE_FORMAT}; {OPENAI_FORMAT} for OpenAI's model names."
     ),
@@ -149,7 +150,7 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
     _refuse_missing_features(given, config)
     unknown = unknown_names([name for name in given if name not in FIELDS], config)
     openai = is_openai(given.get("model", ""), config)
-    output = read_output(given, sample_rate, openai)
+    output = read_output(given, sample_rate, openai, config.requests.wav_stream_size)
     delivery = _read_delivery(given)
     model = check_model(given.get("model", config.served_model_names[0]), config)
     voice_field, voice = _read_voice(given)
@@ -159,6 +160,8 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         references=references,
         voice=voice,
         voice_field=voice_field,
+        instructions=given.get("instructions", ""),
+        tagged=_is_tag(given, config),
         voice_or_default=openai and voice.strip().lower() in OPENAI_VOICES,
         temperature=given.get("temperature"),
         top_p=given.get("top_p"),
@@ -172,7 +175,9 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         first_chunk=given.get("initial_codec_chunk_frames", 0),
         request_id=request_id,
     )
-    return SpeechOrder(request, model, output, delivery, _ignored(given, unknown, "" if references else voice_field))
+    return SpeechOrder(
+        request, model, output, delivery, _ignored(given, unknown, "" if references else voice_field, request.tagged)
+    )
 
 
 def _check_types(given: dict[str, Any]) -> None:
@@ -216,6 +221,14 @@ def _refuse_missing_features(given: dict[str, Any], config: ServerConfig) -> Non
             f"instructions has {length} characters; at most {most} are allowed",
             field="instructions", code="input_too_long",
         )  # fmt: skip
+
+
+def _is_tag(given: dict[str, Any], config: ServerConfig) -> bool:
+    """Whether the instructions become a tag."""
+    length = len(given.get("instructions", "").strip())
+    if length and config.requests.instructions == "reject":
+        raise InvalidRequest("instructions are not supported on this server", field="instructions", code="unsupported_field")
+    return 0 < length <= MAX_TAG_CHARS and config.requests.instructions == "tag"
 
 
 def _read_input(given: dict[str, Any]) -> str:
@@ -267,7 +280,7 @@ def _is_default(voice: str) -> bool:
     return voice.strip().lower() in ("", "default")
 
 
-def read_output(given: dict[str, Any], native_rate: int, openai: bool) -> Output:
+def read_output(given: dict[str, Any], native_rate: int, openai: bool, stream_size: str = "max") -> Output:
     """The output that fields of the right types ask for, of speech at `native_rate` Hz. `openai`: by OpenAI's defaults."""
     response_format = given.get("response_format", OPENAI_FORMAT if openai else NATIVE_FORMAT)
     return plan_output(
@@ -278,6 +291,7 @@ def read_output(given: dict[str, Any], native_rate: int, openai: bool) -> Output
         speed=given.get("speed", 1.0),
         volume=_read_volume(given),
         normalize_loudness=given.get("normalize_loudness", False),
+        stream_size=stream_size,
     )
 
 
@@ -301,11 +315,13 @@ def _read_delivery(given: dict[str, Any]) -> Delivery:
     return "audio" if stream_format == "audio" else "sse"
 
 
-def _ignored(given: dict[str, Any], unknown: list[str], voice_field: str) -> tuple[str, ...]:
-    """Fields that had no effect; `voice_field` is the one that decided on the voice, if any did."""
+def _ignored(given: dict[str, Any], unknown: list[str], voice_field: str, tagged: bool) -> tuple[str, ...]:
+    """Fields that had no effect; `voice_field` is the one that decided on the voice, if any did. `tagged` instructions have."""
     voices = [name for name in ("voice", "speaker", "reference_id") if name in given and name != voice_field]
     idle = {name for name in voices if not _is_default(_voice_name(given, name))}
     hints = {name for name in given if name in FIELDS and FIELDS[name].hint}
+    if given.get("instructions", "").strip() and not tagged:
+        hints.add("instructions")
     return ignored_names([name for name in given if name in idle or name in hints or name in unknown])
 
 

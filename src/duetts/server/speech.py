@@ -1,8 +1,8 @@
 """POST /v1/audio/speech: one request from its body to its last byte. Knows no engine, only a `SpeechService`.
 
-The status line waits for the first bytes of audio, so everything that goes wrong before them is a real status. A failure after
-them breaks the connection off, or is an event, so that nothing cut short looks complete. A client that leaves ends the engine's
-work at once.
+The status line waits for the first bytes of audio, so everything that goes wrong before them is a real status, unless the
+operator wants headers early. A failure after them breaks the connection off, or is an event, so that nothing cut short looks
+complete. A client that leaves ends the engine's work at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def speech_router(service: SpeechService, config: ServerConfig, outcomes: Outcom
         """Speak a text, whole or as a stream."""
         fields = await read_body(request, config.limits.max_body_bytes, is_text)
         order = read_order(fields, config, service.info.sample_rate, request.state.speech_id)
-        return await answer(service, order, request.receive, outcomes)
+        return await answer(service, order, request.receive, outcomes, config.requests.early_headers)
 
     return router
 
@@ -67,18 +67,23 @@ class Listening:
         self._watch.cancel()
 
 
-async def answer(service: SpeechService, order: SpeechOrder, receive: Receive, outcomes: Outcomes) -> Response:
-    """The response to an order. A streamed one takes over what has to be closed."""
+async def answer(
+    service: SpeechService, order: SpeechOrder, receive: Receive, outcomes: Outcomes, early: bool = False
+) -> Response:
+    """The response to an order. A streamed one takes over what has to be closed, and waits for no audio if it is `early`."""
+    early = early and order.delivery != "complete"
     async with AsyncExitStack() as closing:
         listening = Listening(receive)
         closing.callback(listening.close)
-        opening = Rendition.open(order, service.start(order.request), listening.caller, outcomes)
+        opening = Rendition.open(order, service.start(order.request), listening.caller, outcomes, early=early)
         rendition = await closing.enter_async_context(await opening)
         headers = common_headers(order, rendition.speech)
         if order.delivery == "complete":
             body = await rendition.complete()
             return Response(body, 200, headers | _outcome_headers(rendition.outcome, rendition.output.duration_s))
-        headers |= {"Server-Timing": f"ttfa;dur={1000 * rendition.first_audio_s:.1f}", "X-Accel-Buffering": "no"}
+        headers |= {"X-Accel-Buffering": "no"}
+        if not early:
+            headers["Server-Timing"] = f"ttfa;dur={1000 * rendition.first_audio_s:.1f}"
         if order.delivery == "audio":
             return Stream(headers, rendition, closing.pop_all())
         return EventStream(headers, rendition, closing.pop_all())

@@ -95,6 +95,7 @@ class Session:
         self._settings: Settings | None = None
         self._text: Arriving | None = None  # of the utterance that is open, if one is
         self._utterance = 0  # the one that is open, or else the next
+        self._dropping = False  # the rest of an utterance that was not allowed to begin
         self._cancelled = -1  # the last utterance that nobody wants any more
         self._jobs: asyncio.Queue[Job | None] = asyncio.Queue()
         self._waiting = 0  # characters in jobs
@@ -173,6 +174,8 @@ class Session:
         """New settings for the utterances that follow. They are checked completely, and clips are encoded."""
         if self._text is not None:
             raise InvalidRequest("session.config may come between utterances only; input.done ends one", field="type")
+        if self._settings is not None:
+            self._frames.take()
         settings = self._read_settings({name: value for name, value in message.items() if name != "type"})
         request = replace(settings.order.request, text=PROBE)
         speech = await self._frames.caller.unless_gone(self._service.start(request))
@@ -217,7 +220,13 @@ class Session:
                 f"{waiting} characters wait to be spoken; with {len(text)} more they would be over {limit}", field="text",
                 code="input_too_long",
             )  # fmt: skip
+        if self._dropping:
+            return
         if self._text is None:
+            self._dropping = True
+            if self._utterance:  # the socket itself has paid for the first
+                self._frames.take()
+            self._dropping = False
             self._text = self._service.arriving(self._settings.granularity, self._settings.most)
         self._queue(self._text.add(text))
 
@@ -229,6 +238,7 @@ class Session:
 
     async def _end_utterance(self) -> None:
         assert self._settings is not None, "the first message has configured the session"
+        self._dropping = False
         self._queue(self._text.end() if self._text else [])
         await self._frames.send({"type": "input.committed", "utterance_index": self._utterance})
         self._close_utterance()
@@ -241,6 +251,7 @@ class Session:
 
     def _cancel(self) -> None:
         """Nothing that has come so far is spoken, or spoken on."""
+        self._dropping = False
         if self._text is not None:
             self._close_utterance()
         self._cancelled = self._utterance - 1

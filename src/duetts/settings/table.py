@@ -159,8 +159,20 @@ SETTINGS: tuple[Setting, ...] = (
             "unknown_fields", "requests.unknown_fields",
             "Unknown fields of a request: warn (list them in its answer), ignore or reject.",
         ),
+        Setting(
+            "instructions", "requests.instructions",
+            "Instructions of a request: tag (up to 80 characters become a tag in the text), ignore or reject.",
+        ),
         Setting("max_instructions_chars", "requests.max_instructions_chars", "Characters of a request's instructions.",
                 ("--tts-max-instructions-length",)),
+        Setting(
+            "wav_stream_size", "requests.wav_stream_size",
+            "Sizes in the header of a streamed WAV: max (4 GiB - 1), or for players that need it 2g (2 GiB - 1) or zero.",
+        ),
+        Setting(
+            "early_headers", "requests.early_headers",
+            "Whether the status of a stream is sent before its first audio; what fails until then no longer has a status.",
+        ),
     ),
     *_listed(
         "access",
@@ -174,6 +186,10 @@ SETTINGS: tuple[Setting, ...] = (
             "https://example.org; * for all.", ("--cors-origins", "--allowed-origins"),
         ),
         Setting("public_catalog", "access.public_catalog", "Whether the lists of voices and models need no key."),
+        Setting(
+            "rate_limit", "access.rate_limit",
+            "Requests a minute for each key; without keys for each client's address. Items of a batch and utterances count.",
+        ),
     ),
     *_listed(
         "tls",

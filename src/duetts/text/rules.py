@@ -25,6 +25,8 @@ CONTROL_TOKEN = re.compile(r"<\|[^|<>]*\|>")
 ALLOWED_TOKEN = re.compile(r"<\|(?:speaker:[0-9]+|phoneme_start|phoneme_end)\|>")
 LEGACY_SPEAKER = re.compile(r"<speaker:([0-9]+)>")
 TURN_START = re.compile(r"(?=<\|speaker:[0-9]+\|>)")
+TURN_TAG = re.compile(r"(?:<\|speaker:[0-9]+\|>)?")
+NO_TAG = re.compile(r"[\[\]<>|]")  # what cannot stand inside a style tag
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 LINE_END = re.compile("\r\n?|[\v\f\x85\u2028\u2029]")
@@ -52,8 +54,8 @@ UNSOUNDED = re.compile(r"\[[^\[\]]*\]|<\|phoneme_start\|>.*?<\|phoneme_end\|>|<[
 DRAWN_OUT = re.compile(r"(.)\1{2,}")
 
 
-def clean_text(text: str | None, *, field: str, max_chars: int) -> str:
-    """The text as the model gets it. Cleaning what is clean changes nothing.
+def clean_text(text: str | None, *, field: str, max_chars: int, spoken: bool = True) -> str:
+    """The text as the model gets it. Cleaning what is clean changes nothing. What is not `spoken` may be empty.
 
     `max_chars` counts what was sent, trimmed. Raises `InvalidRequest` with `field` and a code: `invalid_value` (missing,
     empty, NUL, unpaired surrogate, stacked marks), `input_too_long`, `unsupported_control_token`, `nothing_to_speak`.
@@ -76,13 +78,26 @@ def clean_text(text: str | None, *, field: str, max_chars: int) -> str:
     text = LEGACY_SPEAKER.sub(r"<|speaker:\1|>", text)
     turns = [turn.strip() for turn in TURN_START.split(text)]
     text = "\n".join(turn for turn in turns if turn)
-    _check_content(text, field)
+    _check_tokens(text, field)
+    if not spoken:
+        return text
+    if not text:
+        raise InvalidRequest(f"{field} is empty", field=field)
+    if not any(character.isalnum() for character in ALLOWED_TOKEN.sub("", text)):
+        raise InvalidRequest(f"{field} has no letter and no digit: nothing to speak", field=field, code="nothing_to_speak")
     return text
 
 
-def _check_content(text: str, field: str) -> None:
-    if not text:
-        raise InvalidRequest(f"{field} is empty", field=field)
+def styled(text: str, instructions: str) -> str:
+    """The text with instructions of how to speak it as one tag, at its beginning and at that of each speaker's turn."""
+    words = " ".join(NO_TAG.sub(" ", instructions).split())
+    if not words:
+        return text
+    turns = [(turn, len(found[0])) for turn in TURN_START.split(text) if turn and (found := TURN_TAG.match(turn))]
+    return "".join(f"{turn[:tag]}[{words}] {turn[tag:].lstrip()}" for turn, tag in turns)
+
+
+def _check_tokens(text: str, field: str) -> None:
     for token in CONTROL_TOKEN.findall(text):
         if not ALLOWED_TOKEN.fullmatch(token):
             shown = token if len(token) <= TOKEN_SHOWN_CHARS else token[:TOKEN_SHOWN_CHARS] + "..."
@@ -91,8 +106,6 @@ def _check_content(text: str, field: str) -> None:
                 field=field,
                 code="unsupported_control_token",
             )
-    if not any(character.isalnum() for character in ALLOWED_TOKEN.sub("", text)):
-        raise InvalidRequest(f"{field} has no letter and no digit: nothing to speak", field=field, code="nothing_to_speak")
 
 
 def _stacked_marks(text: str) -> int:
