@@ -1,5 +1,7 @@
 """The language model against the reference implementation: every array of `dual_ar.npz`, at its README's tolerance."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -9,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from duetts import kernels
 from duetts.checkpoint import Model, load_model
 from duetts.json_fields import read_json
-from duetts.models.blocks import grouped_attention, rope_table, rotate
+from duetts.kernels import reference
+from duetts.models.blocks import grouped_attention, rope_table
 from duetts.models.dual_ar import DualAR, Sampler
-from duetts.models.kv_cache import FrameCache, KVCache
-from duetts.models.sampling import PENALTY_WINDOW, RowSampler, SamplingRows, candidates, draw
+from duetts.models.kv_cache import FrameCache, KVCache, SeparateRows
+from duetts.models.sampling import PENALTY_WINDOW, RowSampler, SamplingRows
 from duetts.types import Sampling
 
 from .arrays import Arrays
@@ -46,19 +50,19 @@ class Run:
         self.model = model
         weight = model.slow.embeddings.weight
         config = model.config
-        self.cache = KVCache(config.slow, rows, config.slow.max_positions, device=CPU, dtype=weight.dtype, row_by_row=True)
+        self.cache = KVCache(config.slow, rows, config.slow.max_positions, device=CPU, dtype=weight.dtype)
         self.frame_cache = FrameCache(config.fast, rows, device=CPU, dtype=weight.dtype)
         self.position = 0
 
     def read(self, prompt: Tensor) -> Tensor:
         """Positions [1 + codebooks, n] -> hidden states before the final norm [n, dim]."""
         count = prompt.shape[1]
-        rows = self.cache.rows([[0]], [self.position], count)
+        rows = SeparateRows(self.cache, [[0]], [self.position], count)
         self.position += count
         return self.model.prefill(prompt[None], rows)[0]
 
     def step(self, column: Tensor, sampler: Sampler) -> Tensor:
-        rows = self.cache.rows([[0]], [self.position], 1)
+        rows = SeparateRows(self.cache, [[0]], [self.position], 1)
         self.position += 1
         return self.model.next_frame(column[None], rows, self.frame_cache, sampler)[0]
 
@@ -110,7 +114,7 @@ def check_prefill(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
     slow = model.slow
     for name in arrays.prefixes("_prefill_logits"):
         prompt = arrays.given(f"{name}_prompt")
-        arrays.compare(f"{name}_embed", slow.embed(prompt[None, 0], prompt[None, 1:])[0], LOGITS)
+        arrays.compare(f"{name}_embed", slow.embed(prompt.T), LOGITS)
         before = Run(model).read(prompt)
         arrays.compare(f"{name}_prefill_hidden_prenorm", before, LOGITS)
         hidden = slow.norm(before)
@@ -180,11 +184,11 @@ def check_sampled_run(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
         def noise(index: int, ids: Tensor, frame: int = frame) -> Tensor:
             return residual[frame, index - 2][ids] if index > 1 else main[index][frame][tokens[ids]]
 
-        sampler = NotingSampler(RowSampler(rows, torch.tensor([frame]), recent, config.num_codebooks, len(tokens), noise))
-        column = run.step(column, sampler)
+        with recorded_noise(noise) as drawn:
+            column = run.step(column, RowSampler(rows, torch.tensor([frame]), recent, config.num_semantic))
         columns.append(column)
         for index, values in draws.items():
-            values.append(tokens[sampler.drawn[index]].item())
+            values.append(tokens[drawn[index]].item())
         recent = torch.cat((recent[:, 1:], (column[0] - config.semantic_start).view(1, 1)), dim=1)
         if column[0] == config.end_id:
             break
@@ -193,24 +197,23 @@ def check_sampled_run(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
     arrays.compare("ras_draw_B", torch.tensor(draws[1]))
 
 
-class NotingSampler:
-    """Passes calls on to a sampler and keeps the two draws of the main token."""
+@contextmanager
+def recorded_noise(noise: Callable[[int, Tensor], Tensor]) -> Iterator[list[Tensor]]:
+    """Races are run with noise of (draw, ids) instead of the requests' own; gives a list that what was drawn is added to."""
+    drawn: list[Tensor] = []
+    draw = reference.draw
 
-    def __init__(self, sampler: RowSampler) -> None:
-        self.residual = sampler.residual
-        self.drawn: list[Tensor] = []
-        self._main = sampler.main
-        inner = sampler._draw
+    def named(seed: Tensor, frame: Tensor, index: int, ranks: int) -> Tensor:
+        return torch.full((len(seed), ranks), index)
 
-        def noting(index: int, *values: Tensor) -> Tensor:
-            result = inner(index, *values)
-            self.drawn.append(result[0])
-            return result
+    def noisy(ordered: Tensor, ids: Tensor, temperature: Tensor, index: Tensor) -> Tensor:
+        drawn.append(draw(ordered, ids, temperature, noise(int(index[0, 0]), ids)))
+        return drawn[-1]
 
-        sampler._draw = noting  # type: ignore[method-assign]
-
-    def main(self, logits: Tensor) -> Tensor:
-        return self._main(logits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "uniforms", named)
+        patch.setattr(reference, "draw", noisy)
+        yield drawn
 
 
 @torch.inference_mode()
@@ -222,7 +225,11 @@ def check_rope(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
     assert torch.equal(model.slow.rope, rope_table(torch.arange(slow.max_positions), slow.head_dim, slow.rope_base))
     assert torch.equal(model.fast.rope, rope_table(torch.arange(fast.max_positions), fast.head_dim, fast.rope_base))
     table = rope_table(arrays.given("rope_pos"), slow.head_dim, slow.rope_base)
-    arrays.compare("rope_y", rotate(arrays.given("rope_x"), table[None]), LOGITS)
+    x = arrays.given("rope_x")
+    turned, _, _ = kernels.norm_rotate(
+        torch.cat((x, x, x), dim=2).flatten(2), x.shape[2], x.shape[2], None, None, 0.0, table[None]
+    )
+    arrays.compare("rope_y", turned, LOGITS)
     arrays.compare("rope_s2_table_bf16", rope_table(arrays.given("rope_s2_pos"), 128, 1e6), TABLE)
 
 
@@ -246,13 +253,12 @@ def check_filter(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
     for name in names:
         temperature, top_p, top_k = arrays.given(name).tolist()
         rows = SamplingRows.of([Sampling(temperature, top_p, int(top_k))], [0], CPU)
-        ordered, ids = candidates(logits, rows.top_p, rows.top_k, rows.ranks)
-        probabilities = torch.zeros_like(logits).scatter(
-            1, ids, (ordered / rows.temperature.clamp(min=1e-5)[:, None]).softmax(-1)
-        )
+        ordered, ids = reference.candidates(logits, torch.tensor([top_p]), torch.tensor([int(top_k)]), logits.shape[1])
+        tempered = torch.tensor([temperature])
+        probabilities = torch.zeros_like(logits).scatter(1, ids, (ordered / tempered.clamp(min=1e-5)[:, None]).softmax(-1))
         arrays.compare(name.replace("params", "probs"), probabilities[0], 1e-6)
         even = torch.full_like(ordered, 0.5)  # equal noise everywhere: the race is won by the likeliest
-        assert draw(ordered, ids, rows.temperature, even)[0] == logits.argmax()
+        assert reference.draw(ordered, ids, tempered, even)[0] == logits.argmax()
 
 
 @torch.inference_mode()
@@ -301,7 +307,7 @@ def test_rounding_at_top_p_1_drops_the_same_tail() -> None:
     sorted_logits = logits.sort(descending=True).values
     dropped = sorted_logits.softmax(-1).cumsum(-1) > 1.0
     assert dropped.any()
-    ordered, _ = candidates(logits, torch.ones(200), torch.full((200,), 128), 0)
+    ordered, _ = reference.candidates(logits, torch.ones(200), torch.full((200,), 128), 128)
     assert torch.equal(ordered, sorted_logits.masked_fill(dropped, -torch.inf))
 
 

@@ -10,7 +10,7 @@ import torch
 from duetts.checkpoint import load_model
 from duetts.config import EngineConfig
 from duetts.engine.inprocess import start_speaker
-from duetts.models.kv_cache import KVCache
+from duetts.models.kv_cache import BlockRows, KVCache
 from duetts.types import Chunk, Outcome, Sampling, Utterance
 
 pytestmark = pytest.mark.gpu
@@ -48,8 +48,10 @@ def test_prefill_and_codec_agree_with_the_reference() -> None:
     with np.load(GOLDEN / "dual_ar.npz") as arrays:
         for name in ("p1", "p2"):
             prompt = torch.from_numpy(arrays[f"{name}_prompt"]).long().to(CUDA)
-            cache = KVCache(model.config.slow, 32, 16, device=CUDA, dtype=torch.float32, row_by_row=False)
-            hidden = slow.norm(model.dual_ar.prefill(prompt[None], cache.rows([range(16, 32)], [0], prompt.shape[1])))[0]
+            cache = KVCache(model.config.slow, 32, 16, device=CUDA, dtype=torch.float32)
+            table, start = torch.arange(16, 32, dtype=torch.int32, device=CUDA), torch.zeros(1, dtype=torch.int64, device=CUDA)
+            rows = BlockRows(cache, table, start, prompt.shape[1], 256)
+            hidden = slow.norm(model.dual_ar.prefill(prompt[None], rows))[0]
             logits = (hidden @ slow.output_weight.T).cpu()
             assert (logits - torch.from_numpy(arrays[f"{name}_prefill_logits"])).abs().max() < 2e-4
     with np.load(GOLDEN / "codec.npz") as arrays:

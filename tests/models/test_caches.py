@@ -5,7 +5,7 @@ import torch
 
 from duetts.model_config import ModelConfig
 from duetts.models.dual_ar import DualAR
-from duetts.models.kv_cache import FrameCache, KVCache
+from duetts.models.kv_cache import CacheRows, DecodeRows, FrameCache, KVCache, SeparateRows
 from duetts.models.sampling import PENALTY_WINDOW, RowSampler, SamplingRows
 from duetts.types import Sampling
 
@@ -26,19 +26,23 @@ def test_a_frame_of_few_rows_equals_one_row_at_a_time(slots: list[int]) -> None:
     columns = torch.randint(0, 32, (6, 5), generator=generator)
     columns[:, 0] = columns[:, 1] + config.semantic_start
 
-    def next_frames(batch: list[int], row_by_row: bool) -> torch.Tensor:
-        cache = KVCache(config.slow, 12, 2, device=CPU, dtype=torch.float64, row_by_row=row_by_row)
+    def next_frames(batch: list[int], together: bool) -> torch.Tensor:
+        cache = KVCache(config.slow, 12, 2, device=CPU, dtype=torch.float64)
         frame_cache = FrameCache(config.fast, 6, device=CPU, dtype=torch.float64)
         sampling = SamplingRows.of([Sampling()] * len(batch), batch, CPU)
         never = torch.full((len(batch), PENALTY_WINDOW), -1)
+        tables = torch.tensor([[slot, 11 - slot] for slot in range(6)], dtype=torch.int32)
         frames = columns[batch]
         for frame in range(3):
-            sampler = RowSampler(sampling, torch.full((len(batch),), frame), never, 4, config.num_semantic + 1)
-            rows = cache.rows([[slot, 11 - slot] for slot in batch], [frame] * len(batch), 1)
+            positions = torch.full((len(batch),), frame)
+            sampler = RowSampler(sampling, positions, never, config.num_semantic)
+            rows: CacheRows = SeparateRows(cache, tables[batch].tolist(), [frame] * len(batch), 1)
+            if together:
+                rows = DecodeRows(cache, tables, torch.tensor(batch), positions)
             frames = model.next_frame(frames, rows, frame_cache, sampler)
         return frames
 
-    together = next_frames(slots, row_by_row=False)
+    together = next_frames(slots, together=True)
     assert together.shape == (len(slots), 5)
     for row, slot in enumerate(slots):
-        assert torch.equal(next_frames([slot], row_by_row=True)[0], together[row])
+        assert torch.equal(next_frames([slot], together=False)[0], together[row])

@@ -24,7 +24,7 @@ from training.recipe import FRAME, SAMPLE_RATE, codec_config
 from duetts.checkpoint import load_model, randomise_codec
 from duetts.model_config import read_sampling
 from duetts.models.codec import Codec
-from duetts.models.kv_cache import FrameCache, KVCache
+from duetts.models.kv_cache import FrameCache, KVCache, SeparateRows
 
 SOUNDS = "|hˌi mˈɪst skˈul.|"
 TEXT = "He missed school."
@@ -73,9 +73,9 @@ def tensors(batch: Batch) -> TensorBatch:
 def engine_logits(trainee: Trainee, document: Document) -> tuple[Tensor, Tensor]:
     """The engine's path, one position after another: choice logits of all positions, and their hidden states."""
     model, config = trainee.model, trainee.config
-    cache = KVCache(config.slow, 1, 256, device=torch.device("cpu"), dtype=torch.float32, row_by_row=True)
+    cache = KVCache(config.slow, 1, 256, device=torch.device("cpu"), dtype=torch.float32)
     columns = torch.from_numpy(document.columns).long()[None]
-    hidden = [model.prefill(columns[:, :, i : i + 1], cache.rows([[0]], [i], 1))[:, 0] for i in range(len(document))]
+    hidden = [model.prefill(columns[:, :, i : i + 1], SeparateRows(cache, [[0]], [i], 1))[:, 0] for i in range(len(document))]
     normed = model.slow.norm(torch.cat(hidden))
     return model.slow.choice_logits(normed), normed
 

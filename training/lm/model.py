@@ -96,7 +96,7 @@ class Trainee(nn.Module):
         """Normed hidden states [rows, n, dim]."""
         slow = self.model.slow
         caught: Caught = []
-        x = slow.embed(batch["tokens"], batch["codes"])
+        x = slow.embed(torch.cat((batch["tokens"][..., None], batch["codes"].transpose(1, 2)), dim=-1))
         rope = slow.rope[batch["position"]]
         for index, layer in enumerate(slow.layers):
             x = layer(x, rope, self.attend(batch, caught if index in LED_LAYERS else None))

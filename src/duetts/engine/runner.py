@@ -1,11 +1,14 @@
-"""Tensors of the language model: the paged cache, the state of every slot, and the two things that are run, read and step.
+"""The language model's side of the engine: blocks of prompts are read into the paged cache, frames are drawn from there.
 
-All that a step needs lies in device memory by slot (next input, position, frame number, sampling values, page table); the host
-only says which slots take part. On a CPU every step has the same number of rows, padded if need be, attention runs row by row
-and prompts are read in fixed blocks: a row's numbers then depend on its own request only, to the last bit.
+All that a frame needs lies in device memory by slot; the host only says which slots take part. On a GPU a frame is one
+replay of a recording for its number of rows, and so is a block. On a CPU every step has the same number of rows, padded
+if need be, attention runs row by row and prompts are read in exact blocks: a row's numbers then depend on its own request
+only, to the last bit.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 import torch
@@ -13,123 +16,138 @@ from torch import Tensor
 
 from duetts.engine.pages import PAGE, Block, pages_for
 from duetts.engine.parts import UNSOUND, Result
+from duetts.engine.recordings import Recordings
 from duetts.engine.sequence import Sequence
+from duetts.engine.slots import SlotMemory
 from duetts.models.dual_ar import DualAR
-from duetts.models.kv_cache import CacheRows, FrameCache, JointRows, KVCache
-from duetts.models.sampling import PENALTY_WINDOW, RowSampler, SamplingRows
-from duetts.types import Int32, Sampling
+from duetts.models.kv_cache import BlockRows, CacheRows, DecodeRows, FrameCache, KVCache, SeparateRows
+from duetts.models.sampling import RowSampler
+from duetts.types import Int32
+
+# Sizes that are recorded. Weights are read once a frame whatever its rows, so that padding costs little time.
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BLOCKS = (16, 32, 64, 128, 256, 512)
+ON_THE_WAY = 3  # steps whose columns may be on the way to the host: one more than can be under way
 
 
 class Runner:
-    """Owns the device memory of `slots` sequences and of the pages they share; steps have at most `rows` rows.
+    """Owns the device memory of `slots` sequences and of the pages they share; steps have at most `rows` rows, blocks at most
+    `block` positions.
 
     `fixed` says whether shapes are (see above); None is as the device is. Tests run the other way on a CPU too.
     """
 
     def __init__(
-        self, model: DualAR, *, slots: int, rows: int, pages: int, max_model_len: int, fixed: bool | None = None
+        self, model: DualAR, *, slots: int, rows: int, pages: int, max_model_len: int, block: int = 512,
+        fixed: bool | None = None,
     ) -> None:  # fmt: skip
         weight = model.slow.embeddings.weight
         config, device = model.config, weight.device
+        on_cpu = device.type == "cpu"
         self._model = model
         self._device = device
-        self._fixed = device.type == "cpu" if fixed is None else fixed
+        self._fixed = on_cpu if fixed is None else fixed
         self.lag = 0 if self._fixed else 1
         self._rows = rows
-        self._cache = KVCache(config.slow, pages, PAGE, device=device, dtype=weight.dtype, row_by_row=self._fixed)
+        self._longest = max_model_len
+        self._cache = KVCache(config.slow, pages, PAGE, device=device, dtype=weight.dtype)
         self._frame_cache = FrameCache(config.fast, rows, device=device, dtype=weight.dtype)
-        # Everything by slot, and one more for padding rows, which is written and never read.
-        self._columns = torch.zeros(slots + 1, 1 + config.num_codebooks, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-        self._frames = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-        self._recent = torch.full((slots + 1, PENALTY_WINDOW), -1, dtype=torch.int64, device=device)
-        self._sampling = SamplingRows.of([Sampling()] * (slots + 1), [0] * (slots + 1), device)
-        self._tables = torch.full((slots + 1, pages_for(max_model_len)), pages, dtype=torch.int64, device=device)
-        self._table_pages = [0] * slots  # how many entries of a slot's table are right
-        # Whose state a slot holds, by arrival, and of which run. Not the sequence: what it has said must not outlive it here.
-        self._occupant: list[tuple[int, int] | None] = [None] * slots
+        # A block is padded to a size that is recorded, beyond the longest sequence too: what is there goes to scratch.
+        width = pages_for(max_model_len) + pages_for(block) + 1
+        self._slots = SlotMemory(config, slots, width, pages, device)
+        sizes = [size for size in ROWS if size < rows] + [rows]
+        blocks = [size for size in BLOCKS if size < block] + [block]
+        self._steps = Recordings(self._step, sizes, self._blank_rows, device, replayed=not on_cpu)
+        self._reads = Recordings(self._read_block, blocks, self._blank_block, device, replayed=not on_cpu)
+        self._ways = deque([_Way(rows, 1 + config.num_codebooks) for _ in range(0 if on_cpu else ON_THE_WAY)])
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Records all sizes, so that no request waits for it."""
+        self._steps.record_all()
+        self._reads.record_all()
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, block: Block) -> None:
         """A block of known columns into the cache, alone."""
+        count = block.end - block.start
         columns = sequence.columns()[:, block.start : block.end].astype(np.int64)
-        rows = self._cache.rows([sequence.pages], [block.start], block.end - block.start)
-        self._model.prefill(torch.from_numpy(columns).to(self._device)[None], rows)
+        if self._fixed:
+            rows = SeparateRows(self._cache, [sequence.pages], [block.start], count)
+            self._model.prefill(torch.from_numpy(columns)[None], rows)
+            return
+        size = self._reads.size_for(count)
+        _, table, _ = inputs = self._blank_block(size)
+        table[: len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
+        inputs[0][:, :count] = torch.from_numpy(columns)
+        inputs[2][0] = block.start
+        self._reads(size, inputs)
 
     @torch.inference_mode()
     def launch(self, rows: list[Sequence]) -> Result:
         """The next frame of each row. Slots move on together, at the end: a step that raises can be tried again."""
-        for sequence in rows:
-            self._occupy(sequence)
-        padding = self._rows - len(rows) if self._fixed else 0
-        slots = [sequence.slot for sequence in rows] + [len(self._columns) - 1] * padding
-        index = torch.tensor(slots, device=self._device)
-        sampling = self._sampling.at(index, [sequence.utterance.sampling for sequence in rows])
-        columns = self._step(index, self._cache_rows(rows, padding, index), sampling)[: len(rows)]
-        if self._device.type == "cpu":
-            found: Int32 = columns.to(torch.int32).numpy()
-            return lambda: found
-        return _copied(columns)
-
-    def _step(self, index: Tensor, rows: CacheRows, sampling: SamplingRows) -> Tensor:
-        """Draws for the slots `index` and moves them on -> columns [batch, 1 + codebooks]. Nothing here asks the host."""
-        model = self._model
-        config = model.config
-        sampler = RowSampler(
-            sampling, self._frames[index], self._recent[index], config.num_codebooks, config.num_semantic + 1
-        )  # fmt: skip
-        columns = model.next_frame(self._columns[index], rows, self._frame_cache, sampler)
-        main = (columns[:, :1] - config.semantic_start).where(columns[:, :1] != config.end_id, -1)
-        self._recent[index] = torch.cat((self._recent[index][:, 1:], main), dim=1)
-        self._columns[index] = columns
-        self._positions[index] += 1
-        self._frames[index] += 1
-        return torch.cat((columns[:, :1].where(sampler.sound[:, None], UNSOUND), columns[:, 1:]), dim=1)
-
-    def _cache_rows(self, rows: list[Sequence], padding: int, index: Tensor) -> CacheRows:
+        self._slots.occupy(rows)
+        count = self._rows if self._fixed else self._steps.size_for(len(rows))
+        padding = count - len(rows)
+        slots = np.array([sequence.slot for sequence in rows] + [self._slots.padding] * padding, np.int64)
         if self._fixed:
             tables: list[list[int]] = [sequence.pages for sequence in rows] + [[]] * padding
-            return self._cache.rows(tables, [sequence.position for sequence in rows] + [0] * padding, 1)
-        width = max(len(sequence.pages) for sequence in rows)
-        return JointRows(self._cache, self._tables[index, :width], self._positions[index][:, None])
+            starts = [sequence.position for sequence in rows] + [0] * padding
+            columns = self._draw(torch.from_numpy(slots), SeparateRows(self._cache, tables, starts, 1))
+        else:
+            columns = self._steps(count, (self._pinned(torch.from_numpy(slots)),))
+        if self._device.type != "cpu":
+            self._ways.rotate(-1)
+            return self._ways[0].start(columns, len(rows))
+        found: Int32 = columns[: len(rows)].numpy()
+        return lambda: found
 
-    def _occupy(self, sequence: Sequence) -> None:
-        """Brings a slot's state up to date: all of it when the sequence is new there, else pages that were added."""
-        slot = sequence.slot
-        assert slot is not None, "a row without a slot"
-        assert sequence.is_read, "a row whose prompt is not read"
-        if self._occupant[slot] != (sequence.arrival, sequence.run):
-            self._enter(sequence, slot)
-            self._occupant[slot] = (sequence.arrival, sequence.run)
-            self._table_pages[slot] = 0
-        known = self._table_pages[slot]
-        if not self._fixed and known < len(sequence.pages):
-            self._tables[slot, known : len(sequence.pages)] = torch.tensor(sequence.pages[known:], device=self._device)
-            self._table_pages[slot] = len(sequence.pages)
+    def _step(self, slots: Tensor) -> Tensor:
+        return self._draw(slots, DecodeRows(self._cache, self._slots.tables, slots, self._slots.positions[slots]))
 
-    def _enter(self, sequence: Sequence, slot: int) -> None:
-        """The state before the next frame: what was said before, the last column, and how to draw."""
-        config, utterance = self._model.config, sequence.utterance
-        past = [int(frame[0]) - config.semantic_start for frame in sequence.frames[: sequence.launched]][-PENALTY_WINDOW:]
-        recent = [-1] * (PENALTY_WINDOW - len(past)) + past
-        self._recent[slot] = torch.tensor(recent, device=self._device)
-        last = sequence.frames[sequence.launched - 1] if sequence.launched else utterance.prompt[:, -1]
-        self._columns[slot] = torch.from_numpy(last.astype(np.int64)).to(self._device)
-        self._positions[slot] = sequence.position
-        self._frames[slot] = sequence.launched
-        self._sampling.put(slot, utterance.sampling, utterance.seed)
+    def _draw(self, slots: Tensor, rows: CacheRows) -> Tensor:
+        """Draws for `slots` and moves them on -> columns int32 [batch, 1 + codebooks]. Nothing here asks the host."""
+        config, memory = self._model.config, self._slots
+        frames, recent, positions = memory.frames[slots], memory.recent[slots], memory.positions[slots]
+        sampler = RowSampler(memory.sampling.at(slots), frames, recent, config.num_semantic)
+        columns = self._model.next_frame(memory.columns[slots], rows, self._frame_cache, sampler)
+        main = (columns[:, :1] - config.semantic_start).where(columns[:, :1] != config.end_id, -1)
+        memory.recent[slots] = torch.cat((recent[:, 1:], main), dim=1)
+        memory.columns[slots] = columns
+        memory.positions[slots] = (positions + 1) * (slots != memory.padding)  # padding rows have no past to read
+        memory.frames[slots] = frames + 1
+        return torch.cat((columns[:, :1].where(sampler.sound[:, None], UNSOUND), columns[:, 1:]), dim=1).to(torch.int32)
+
+    def _read_block(self, columns: Tensor, table: Tensor, start: Tensor) -> Tensor:
+        return self._model.prefill(columns[None], BlockRows(self._cache, table, start, columns.shape[1], self._longest))
+
+    def _blank_rows(self, size: int) -> tuple[Tensor, ...]:
+        return (self._pinned(torch.full((size,), self._slots.padding)),)
+
+    def _blank_block(self, size: int) -> tuple[Tensor, ...]:
+        """Columns, page table and start of a block that touches no page but the scratch one."""
+        columns = torch.zeros(1 + self._model.config.num_codebooks, size, dtype=torch.int64)
+        table = torch.full((self._slots.tables.shape[1],), self._cache.scratch, dtype=torch.int32)
+        return self._pinned(columns), self._pinned(table), self._pinned(torch.zeros(1, dtype=torch.int64))
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor if self._device.type == "cpu" else tensor.pin_memory()
 
 
-def _copied(columns: Tensor) -> Result:
-    """Starts the way of a step's columns to the host, beside what the device does next."""
-    host = torch.empty(columns.shape, dtype=torch.int32, pin_memory=True)
-    host.copy_(columns.to(torch.int32), non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
+class _Way:
+    """Page-locked memory that a step's columns travel to, beside what the device does next."""
 
-    def wait() -> Int32:
-        arrived.synchronize()
-        found: Int32 = host.numpy().copy()  # pinned memory is for the next step
-        return found
+    def __init__(self, rows: int, width: int) -> None:
+        self._host = torch.empty(rows, width, dtype=torch.int32, pin_memory=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    return wait
+    def start(self, columns: Tensor, count: int) -> Result:
+        self._host[: len(columns)].copy_(columns, non_blocking=True)
+        self._arrived.record()
+
+        def wait() -> Int32:
+            self._arrived.synchronize()
+            found: Int32 = self._host[:count].numpy().copy()  # the memory is for a later step
+            return found
+
+        return wait

@@ -18,11 +18,6 @@ from duetts import kernels
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def upcast(x: Tensor) -> Tensor:
-    """float32 for half types; float32 and float64 as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def rope_table(positions: Tensor, head_dim: int, base: float) -> Tensor:
     """Cosines and sines of `positions` [...] for interleaved pairs: float32 [..., head_dim / 2, 2].
 
@@ -31,13 +26,6 @@ def rope_table(positions: Tensor, head_dim: int, base: float) -> Tensor:
     exponents = torch.arange(0, head_dim, 2, device=positions.device)[: head_dim // 2].float() / head_dim
     angles = positions.float()[..., None] * (1.0 / (base**exponents))
     return torch.stack((angles.cos(), angles.sin()), dim=-1).bfloat16().float()
-
-
-def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Turns the pairs (2i, 2i + 1) of x [batch, n, heads, d] by the angles of `table` [batch or 1, n, d / 2, 2]."""
-    even, odd = upcast(x).view(*x.shape[:-1], -1, 2).unbind(-1)
-    cos, sin = table.unsqueeze(2).to(even.dtype).unbind(-1)
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -50,15 +38,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.rms_norm(x, self.weight, self.eps)
-
-
-class HeadNorm(RMSNorm):
-    """RMSNorm of queries and keys within a head: here the weight is applied before rounding."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = upcast(x)
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(wide.dtype)
-        return scaled.to(x.dtype)
 
 
 class Projection(nn.Linear):
@@ -87,9 +66,10 @@ class Attention(nn.Module):
         self.wqkv = Projection(dim, sum(self.sizes) * head_dim, bias=qkv_bias)
         self.wo = Projection(heads * head_dim, dim, bias=o_bias)
         self.qk_norm = qk_norm_eps is not None
-        if qk_norm_eps is not None:
-            self.q_norm = HeadNorm(head_dim, qk_norm_eps)
-            self.k_norm = HeadNorm(head_dim, qk_norm_eps)
+        self.eps = qk_norm_eps or 0.0
+        if qk_norm_eps is not None:  # within a head, the weight applied before rounding: `kernels.norm_rotate`
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps)
 
     def forward(self, x: Tensor, rope: Tensor, attend: Attend) -> Tensor:
         """x [batch, n, dim], rope [batch or 1, n, head_dim / 2, 2] -> [batch, n, dim]."""
@@ -98,11 +78,9 @@ class Attention(nn.Module):
 
     def attended(self, qkv: Tensor, rope: Tensor, attend: Attend) -> Tensor:
         """The part between the projections: qkv [batch, n, rows of wqkv] -> [batch, n, heads * head_dim]."""
-        heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
-        q, k, v = heads.split(self.sizes, dim=2)  # [batch, n, heads, d]
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, rope), rotate(k, rope)
+        heads, kv_heads, _ = self.sizes
+        q_gain, k_gain = (self.q_norm.weight, self.k_norm.weight) if self.qk_norm else (None, None)
+        q, k, v = kernels.norm_rotate(qkv, heads, kv_heads, q_gain, k_gain, self.eps, rope)
         y: Tensor = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
         return y.flatten(2)
 

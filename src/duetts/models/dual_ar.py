@@ -42,7 +42,10 @@ class DualAR(nn.Module):
 
     def prefill(self, prompt: Tensor, rows: CacheRows) -> Tensor:
         """Reads positions [batch, 1 + codebooks, n] into the cache -> hidden states before the final norm."""
-        hidden: Tensor = self.slow(self.slow.embed(prompt[:, 0], prompt[:, 1:]), rows)
+        return self._read(prompt.transpose(1, 2), rows)
+
+    def _read(self, columns: Tensor, rows: CacheRows) -> Tensor:
+        hidden: Tensor = self.slow(self.slow.embed(columns), rows)
         return hidden
 
     def next_frame(self, column: Tensor, rows: CacheRows, frame_cache: FrameCache, sampler: Sampler) -> Tensor:
@@ -51,7 +54,7 @@ class DualAR(nn.Module):
         A row that chose the end has the end token and codes of no meaning, which are the reference's all the same.
         """
         config = self.config
-        before = self.prefill(column[:, :, None], rows)[:, 0]
+        before = self._read(column[:, None], rows)[:, 0]
         hidden = self.slow.norm(before)
         choice = sampler.main(self.slow.choice_logits(hidden))
         ended = choice == config.num_semantic

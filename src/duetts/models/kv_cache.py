@@ -1,7 +1,7 @@
 """Keys and values that a decoder has already seen, in pages. Who has which page is decided elsewhere (`engine/pages.py`).
 
-Two ways to attend, equal up to rounding: one call for all rows over tables in device memory (a GPU), or row by row over exactly
-the row's own length (a CPU), where a row's result must not depend, not even in the last bit, on the rows beside it.
+Two ways to attend, equal up to rounding: by the kernels over tables in device memory (a GPU), or row by row over exactly the
+row's own length (a CPU), where a row's result must not depend, not even in the last bit, on the rows beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from duetts import kernels
 from duetts.model_config import DecoderConfig
 from duetts.models.blocks import grouped_attention
 
@@ -29,35 +30,22 @@ class CacheRows(Protocol):
 class KVCache:
     """Memory of every layer, twice [layers, pages + 1, kv_heads, page, head_dim]. The last page is scratch for padding rows."""
 
-    def __init__(
-        self, config: DecoderConfig, pages: int, page: int, *, device: torch.device, dtype: torch.dtype, row_by_row: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, config: DecoderConfig, pages: int, page: int, *, device: torch.device, dtype: torch.dtype) -> None:
         shape = (config.num_layers, pages + 1, config.num_kv_heads, page, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.page = page
         self.scratch = pages
-        self._row_by_row = row_by_row
-
-    def rows(self, tables: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> CacheRows:
-        """A batch: row i adds `count` positions from `starts[i]` to the pages `tables[i]`. A row without pages is padding."""
-        device = self.keys.device
-        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(count, device=device)
-        if self._row_by_row:
-            return SeparateRows(self, tables, starts, positions)
-        width = max(map(len, tables))
-        padded = [[*table, *[self.scratch] * (width - len(table))] for table in tables]
-        return JointRows(self, torch.tensor(padded, device=device), positions)
 
 
 class SeparateRows:
-    """Rows attended to one after another, each over its own length."""
+    """Rows attended to one after another, each over its own length: row i adds `count` positions from `starts[i]` to the pages
+    `tables[i]`. A row without pages is padding."""
 
-    def __init__(self, cache: KVCache, tables: Sequence[Sequence[int]], starts: Sequence[int], positions: Tensor) -> None:
-        self.positions = positions
-        self._cache = cache
-        count = positions.shape[1]
+    def __init__(self, cache: KVCache, tables: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> None:
         steps = torch.arange(count)
+        self.positions = torch.tensor(starts)[:, None] + steps
+        self._cache = cache
         self._live: list[tuple[int, Tensor, Tensor, int, Tensor | None]] = []
         for row, (table, start) in enumerate(zip(tables, starts, strict=True)):
             if not table:
@@ -66,8 +54,8 @@ class SeparateRows:
             assert end <= len(table) * cache.page, f"position {end - 1} is beyond {len(table)} pages"
             pages = torch.tensor(table[: -(-end // cache.page)])
             mask = None if count == 1 else torch.arange(end) <= start + steps[:, None]
-            self._live.append((row, pages, pages[positions[row] // cache.page], end, mask))
-        self._offsets = positions % cache.page
+            self._live.append((row, pages, pages[self.positions[row] // cache.page], end, mask))
+        self._offsets = self.positions % cache.page
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `CacheRows` says; padding rows get zeros."""
@@ -82,28 +70,37 @@ class SeparateRows:
         return out
 
 
-class JointRows:
-    """All rows in one call, from tables int64 [batch, pages] and positions int64 [batch, count] in device memory."""
+class DecodeRows:
+    """All rows in one call, each with one new position: row i is at `positions[i]` (int64 [batch]) of the pages in
+    `tables[slots[i]]` (int32 [slots, width], int64 [batch]), all in device memory."""
 
-    def __init__(self, cache: KVCache, tables: Tensor, positions: Tensor) -> None:
-        self.positions = positions
+    def __init__(self, cache: KVCache, tables: Tensor, slots: Tensor, positions: Tensor) -> None:
+        self.positions = positions[:, None]
         self._cache = cache
-        self._tables = tables
-        self._own = tables.gather(1, positions // cache.page)
-        self._offsets = positions % cache.page
-        length = tables.shape[1] * cache.page
-        steps = torch.arange(length, device=positions.device)
-        self._mask = (steps <= positions[:, :, None])[:, None]
-        self._beyond = (steps > positions[:, -1:])[:, None, :, None]  # what earlier owners of the pages have left there
+        self._where = tables, slots, positions
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `CacheRows` says; what padding rows get has no meaning."""
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._own, :, self._offsets] = k.transpose(1, 2)
-        values[self._own, :, self._offsets] = v.transpose(1, 2)
-        # Zeros beyond the row's end: a number left there that is not finite would survive the mask.
-        past_keys, past_values = (_joined(memory[self._tables]).masked_fill(self._beyond, 0) for memory in (keys, values))
-        return grouped_attention(q, past_keys, past_values, self._mask)
+        memory = self._cache.keys[layer], self._cache.values[layer]
+        return kernels.decode_attention(q[:, :, 0], k[:, :, 0], v[:, :, 0], *memory, *self._where)[:, :, None]
+
+
+class BlockRows:
+    """One sequence that adds `count` positions from `start` (int64 [1]) to the pages in `table` (int32 [width]), both in device
+    memory. Some at the end may be padding: the positions that are read later overwrite them before anybody looks, and from
+    `longest` on, which no sequence reaches, they need not be right.
+    """
+
+    def __init__(self, cache: KVCache, table: Tensor, start: Tensor, count: int, longest: int) -> None:
+        self.positions = (start + torch.arange(count, device=start.device))[None].clamp(max=longest - 1)
+        self._cache = cache
+        self._where = table, start
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `CacheRows` says."""
+        memory = self._cache.keys[layer], self._cache.values[layer]
+        q, k, v = q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)
+        return kernels.prefill_attention(q, k, v, *memory, *self._where).transpose(0, 1)[None]
 
 
 def _joined(pages: Tensor) -> Tensor:
@@ -128,10 +125,5 @@ class FrameCache:
 
     def attend(self, layer: int, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `CacheRows.attend`, every row at the same `start`. A batch smaller than the memory uses its first rows."""
-        batch, end = q.shape[0], start + q.shape[2]
-        keys, values = self.keys[layer, :batch], self.values[layer, :batch]
-        keys[:, :, start:end] = k
-        values[:, :, start:end] = v
-        causal = start == 0 and end > 1
-        assert causal or end - start == 1, "several positions at once only at the start of a frame"
-        return grouped_attention(q, keys[:, :, :end], values[:, :, :end], None, causal=causal)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return kernels.frame_attention(q, k, v, self.keys[layer], self.values[layer], start).transpose(1, 2)

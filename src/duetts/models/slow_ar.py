@@ -68,17 +68,15 @@ class SlowAR(nn.Module):
         """The head over the whole vocabulary, tied to the embedding in most models."""
         return self.embeddings.weight if self.config.tie_word_embeddings else self.output.weight
 
-    def embed(self, tokens: Tensor, codes: Tensor) -> Tensor:
-        """tokens [batch, n], codes [batch, codebooks, n] -> [batch, n, dim]. Codes count at semantic tokens only."""
+    def embed(self, columns: Tensor) -> Tensor:
+        """Tokens and their codes [..., 1 + codebooks] -> [..., dim]. Codes count at semantic tokens only."""
         config = self.config
-        x = self.embeddings(tokens)
-        offsets = torch.arange(config.num_codebooks, device=codes.device)[:, None] * config.fast.vocab_size
-        frame = self.codebook_embeddings(codes + offsets).sum(dim=1)
-        is_frame = ((tokens >= config.semantic_start) & (tokens <= config.semantic_end))[..., None]
-        spoken = x + frame
-        if config.scale_codebook_embeddings:
-            spoken = spoken / math.sqrt(config.num_codebooks + 1)
-        return torch.where(is_frame, spoken, x)
+        divisor = math.sqrt(config.num_codebooks + 1) if config.scale_codebook_embeddings else 1.0
+        x = kernels.embed_frame(
+            columns.flatten(0, -2), self.embeddings.weight, self.codebook_embeddings.weight, config.semantic_start,
+            config.semantic_end, divisor,
+        )  # fmt: skip
+        return x.view(*columns.shape[:-1], -1)
 
     def forward(self, x: Tensor, rows: CacheRows) -> Tensor:
         """Embedded positions [batch, n, dim] -> hidden states before the final norm, same shape."""
