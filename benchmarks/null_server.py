@@ -37,6 +37,9 @@ class Answering(asyncio.Protocol):
         self._heard += data
         head = self._heard.find(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: *(\d+)", self._heard[: max(0, head)])
+        if head >= 0 and length is None:  # somebody asks what this is
+            self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            self._transport.close()
         if head < 0 or length is None or len(self._heard) < head + 4 + int(length[1]):
             return
         frames = re.search(rb'"max_new_tokens": *(\d+)', self._heard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,17 +19,36 @@ EXIT_USAGE = 2
 PART_STREAMS = (1, 8, 32, 64, 128, 256)
 PART_SECONDS = 1.0  # of each measurement of K, at most
 
-NumbersOption = Annotated[str, typer.Option(help="Instead of the workloads' own: 1,8,64; requests a second for P.")]
+LoadsOption = Annotated[
+    str, typer.Option(help="Instead of the workloads' own: 1,8,64; requests a second for P, or 25%,50% of --peak.")
+]
 
 
-def numbers(text: str, name: str) -> tuple[float, ...]:
-    """Numbers between commas. Raises `ConfigError`."""
+def numbers(text: str, name: str, share: Callable[[float], float] = lambda value: 0.0) -> tuple[float, ...]:
+    """Numbers between commas; `share` makes one of a part of one. Raises `ConfigError`."""
     try:
-        found = tuple(float(one) for one in text.split(",") if one.strip())
+        found = tuple(
+            share(float(one.strip().removesuffix("%")) / 100) if one.strip().endswith("%") else float(one)
+            for one in text.split(",")
+            if one.strip()
+        )
     except ValueError:
         raise ConfigError(f"--{name} is {text!r}, not like 1,8,64") from None
     if any(not 0 < one < 1e6 for one in found):
-        raise ConfigError(f"--{name} is {text!r}; the numbers must be above 0")
+        raise ConfigError(f"--{name} is {text!r}; the numbers must be above 0, and parts of --peak need it")
+    return found
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    """What is in a file of an earlier run, if it is there. Raises `ConfigError`."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("kind") != "duetts bench":
+        raise ConfigError(f"{path} is no file of duetts bench")
     return found
 
 
@@ -41,7 +60,7 @@ def bench(
     audio: Annotated[str, typer.Option(help="pcm or wav.")] = "pcm",
     field: Annotated[list[str] | None, typer.Option(help="NAME=JSON to add to each body; null leaves NAME out.")] = None,
     api_key: Annotated[str, typer.Option(envvar="DUETTS_BENCH_KEY", help="Key that requests send.")] = "",
-    loads: NumbersOption = "",
+    loads: LoadsOption = "",
     seconds: Annotated[float, typer.Option(help="Length of a run.")] = 60.0,
     least: Annotated[int, typer.Option(help="Answers that each client gets at least.")] = 3,
     most: Annotated[int | None, typer.Option(help="Answers that each client gets at most.")] = None,
@@ -57,10 +76,10 @@ def bench(
     first: Annotated[int | None, typer.Option(help="Number of the first request. Default: by the clock, never used.")] = None,
     note: Annotated[str, typer.Option(help="What the file should say of the conditions.")] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="JSON file, written as it goes.")] = None,
+    append: Annotated[bool, typer.Option("--append", help="Keep what the file has, but for the same loads.")] = False,
     plot: Annotated[Path | None, typer.Option(help="SVG file; needs matplotlib.")] = None,
     device: Annotated[str, typer.Option(help="Of K.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Of K.")] = "auto",
-    codec_dtype: Annotated[str, typer.Option(help="Of K.")] = "float32",
     load_format: Annotated[str, typer.Option(help="Of K: auto or dummy.")] = "auto",
     parts: Annotated[str, typer.Option(help="Of K: ar, codec, prefill.")] = "ar,codec,prefill",
     contexts: Annotated[str, typer.Option(help="Of K: positions of each stream.")] = "500,2000",
@@ -69,7 +88,7 @@ def bench(
     """Measure a server, or with K the language model and the codec by themselves. docs/benchmarks.md has the definitions."""
     with errors_told():
         if workloads == ["K"]:
-            _parts(model, device, (dtype, codec_dtype), load_format, parts, (loads, contexts, chunks), seconds,
+            _parts(model, device, dtype, load_format, parts, (loads, contexts, chunks), seconds,
                    {"command": sys.argv[1:], "short": short, "note": note}, output)  # fmt: skip
             return
         from duetts.bench import client, load, metrics, program, report
@@ -83,10 +102,10 @@ def bench(
             load.Measure(seconds, least, most, repeats, frames, short, most_clients),
             int(time.time()) << 16 if first is None else first,
         )
-        told = report.Report(session, sys.argv[1:], note, conditions=report.conditions(url.rstrip("/"), api_key))
-        work = program.Program(
-            session, told, typer.echo, output=output, loads=numbers(loads, "loads"), peak=peak, whole=not streams_only
-        )
+        conditions = report.conditions(sys.argv[1:], note, url.rstrip("/"), api_key)
+        told = report.Report(session, conditions, earlier(output) if append and output else {})
+        rates = numbers(loads, "loads", lambda share: program.rate_of(share, peak, pcm))
+        work = program.Program(session, told, typer.echo, output=output, loads=rates, peak=peak, whole=not streams_only)
         program.run_in_loop(work.run(program.choose(workloads)))
         if plot is not None:
             _plot(told.content(), plot)
@@ -128,7 +147,7 @@ def _plot(content: dict[str, Any], path: Path) -> None:
     draw({"duetts": content}, path)
 
 
-def _parts(model: str, device: str, dtypes: tuple[str, str], load_format: str, parts: str, lists: tuple[str, str, str],
+def _parts(model: str, device: str, dtype: str, load_format: str, parts: str, lists: tuple[str, str, str],
            seconds: float, told: dict[str, Any], output: Path | None) -> None:  # fmt: skip
     from duetts.parts_bench import Plan, measure
     from duetts.tts import resolve_model
@@ -138,7 +157,7 @@ def _parts(model: str, device: str, dtypes: tuple[str, str], load_format: str, p
         tuple(round(one) for one in numbers(text, name)) for text, name in zip(lists, names, strict=True)
     )  # fmt: skip
     plan = Plan(
-        resolve_model(model or None), device, dtypes[0], load_format, tuple(parts.split(",")), streams or PART_STREAMS,
-        contexts, chunks, dtypes[1], min(seconds, PART_SECONDS),
+        resolve_model(model or None), device, dtype, load_format, tuple(parts.split(",")), streams or PART_STREAMS,
+        contexts, chunks, min(seconds, PART_SECONDS),
     )  # fmt: skip
     measure(plan, told, typer.echo, output)

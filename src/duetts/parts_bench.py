@@ -4,6 +4,7 @@ beside what the card allows. Knows no scheduler, no text and no HTTP."""
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,19 +16,18 @@ import numpy as np
 import torch
 
 from duetts.bench.report import card, program, write_json
-from duetts.roofline import FRAME_S, H200, S2_PRO, Sizes, codec_floor_s, frame_floor_s, prefill_floor_s
 from duetts.checkpoint import Model, load_model
 from duetts.config import EngineConfig
-from duetts.engine.inprocess import choose_device, choose_dtype
+from duetts.engine.inprocess import build_vocoder, choose_device, choose_dtype
 from duetts.engine.pages import PAGE, Block, pages_for
 from duetts.engine.parts import UNSOUND, Device, Result, Vocoder
 from duetts.engine.playout import Playout
 from duetts.engine.runner import Runner
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
-from duetts.engine.vocoder import CodecVocoder
 from duetts.errors import ConfigError
 from duetts.model_config import CodecConfig, DecoderConfig, ModelConfig, read_model_config
+from duetts.roofline import FRAME_S, H200, S2_PRO, Sizes, codec_floor_s, frame_floor_s, prefill_floor_s
 from duetts.types import Int32, Sampling, Utterance
 
 WARM_UP, LEAST, MOST = 3, 5, 100  # steps
@@ -48,7 +48,6 @@ class Plan:
     streams: tuple[int, ...]
     contexts: tuple[int, ...]
     chunks: tuple[int, ...]
-    codec_dtype: str = "float32"
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
@@ -98,10 +97,9 @@ def measure(plan: Plan, told: dict[str, Any], tell: Callable[[str], None], outpu
     config = read_model_config(plan.folder)
     dtype = choose_dtype(plan.dtype, device, config)
     longest = min(config.slow.max_positions, max(plan.contexts, default=0) + BLOCK + MOST + 2 * PAGE)
-    codec_dtype = choose_dtype(plan.codec_dtype, device, config)
     seed = EngineConfig().seed if plan.load_format == "dummy" else None
     model = load_model(
-        plan.folder, device=device, dtype=dtype, codec_dtype=codec_dtype, max_positions=longest, dummy_seed=seed
+        plan.folder, device=device, dtype=dtype, codec_dtype=torch.float32, max_positions=longest, dummy_seed=seed
     )  # fmt: skip
     sizes = sizes_of(model.config, model.codec_config, dtype)
     rows: list[dict[str, Any]] = []
@@ -226,23 +224,27 @@ def prefill(model: Model, plan: Plan, clock: Clock, sizes: Sizes) -> Iterator[di
 
 
 def codec(model: Model, plan: Plan, clock: Clock, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Microseconds for a second of audio by streams and frames of a chunk."""
+    """Microseconds for a second of audio by streams and frames of a chunk, each call waited for before the next one."""
     config = model.codec_config
-    quantum = EngineConfig().codec_quantum if clock.device.type == "cpu" else None
-    vocoder: Vocoder = CodecVocoder(model.codec, slots=max(plan.streams), quantum=quantum)
+    slots = EngineConfig(max_num_seqs=-(-max(plan.streams) // 2))  # the engine has two streams of the codec to a slot
+    vocoder: Vocoder = build_vocoder(model.codec, slots, max(plan.contexts, default=0) + BLOCK)
     frame_s = config.frame_length / config.sample_rate
     generator = np.random.default_rng(0)
     for chunk in plan.chunks if vocoder.quantum is None else (vocoder.quantum,):
         for streams in plan.streams if vocoder.quantum is None else (1,):
             codes = generator.integers(0, config.residual_size, (streams, config.num_codebooks, chunk)).astype(np.int32)
+            on_device: deque[float] = deque(maxlen=MOST)
 
-            def decode(times: int, codes: Int32 = codes) -> None:
+            def decode(times: int, codes: Int32 = codes, on_device: deque[float] = on_device) -> None:
                 for _ in range(times):
-                    vocoder.decode(list(range(len(codes))), codes, keep=True)
+                    decoding = vocoder.start(list(range(len(codes))), codes, keep=True)
+                    decoding.result()
+                    on_device.append(decoding.seconds or math.nan)
 
-            calls, call_s, device_s = clock.each(decode)
+            calls, call_s, _ = clock.each(decode)
+            device_s = float(np.median(on_device))
             audio_s = streams * chunk * frame_s
-            yield {"streams": streams, "chunk": chunk, "calls": calls, "call_ms": 1e3 * call_s,
-                   "device_ms": device_s and 1e3 * device_s, "us_per_audio_s": 1e6 * call_s / audio_s,
+            yield {"streams": streams, "chunk": chunk, "calls": calls, "call_ms": 1e3 * call_s, "device_ms": 1e3 * device_s,
+                   "us_per_audio_s": 1e6 * call_s / audio_s, "device_us_per_audio_s": 1e6 * device_s / audio_s,
                    "floor_us_per_audio_s": 1e6 * codec_floor_s(sizes, H200) / frame_s,
                    "audio_s_per_s": audio_s / call_s}  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from duetts.bench import report
 from duetts.bench.load import Point, Session
-from duetts.bench.metrics import Run, keeps_up
+from duetts.bench.metrics import Pcm, Run, keeps_up
 from duetts.bench.report import Report
 from duetts.bench.workloads import PEAK_SHARES, WORKLOADS, Workload, mean_frames
 from duetts.errors import ConfigError
@@ -36,6 +36,11 @@ def choose(names: list[str]) -> list[Workload]:
     if unknown:
         raise ConfigError(f"the workload {unknown[0]} is unknown; there are {', '.join(WORKLOADS)} and K")
     return [WORKLOADS[name] for name in names]
+
+
+def rate_of(share: float, peak: float, pcm: Pcm) -> float:
+    """Requests of P a second that make this share of a throughput in audio-s/s."""
+    return share * peak / (mean_frames() * pcm.frame_length / pcm.rate)
 
 
 class Program:
@@ -68,8 +73,8 @@ class Program:
         """The loads of a workload."""
         loads = self._loads or workload.loads
         if workload.loop == "poisson" and not self._loads:
-            request_s = mean_frames() / self._session.pcm.rate * self._session.pcm.frame_length
-            loads = tuple(sorted({*loads, *(round(share * self._best() / request_s, 2) for share in PEAK_SHARES)} - {0.0}))
+            shares = (round(rate_of(share, self._best(), self._session.pcm), 2) for share in PEAK_SHARES)
+            loads = tuple(sorted({*loads, *shares} - {0.0}))
         return [Point(workload, load, streaming) for streaming in workload.streaming for load in loads
                 if streaming or self._whole]  # fmt: skip
 
@@ -106,4 +111,4 @@ class Program:
 
     def _save(self) -> None:
         if self._output is not None:
-            self._report.save(self._output)
+            report.write_json(self._output, self._report.content())

@@ -29,18 +29,22 @@ CARD_FIELDS = "name,driver_version,memory.used,clocks.sm,clocks.mem,power.draw,t
 
 @dataclass
 class Report:
-    """The file of one measurement. `capacity` is the number of listeners, once it is known."""
+    """The file of a measurement: what was run and under which conditions, and the loads. `capacity` is the number of
+    listeners, once it is known."""
 
     session: Session
-    command: list[str]
-    note: str = ""
+    conditions: dict[str, Any] = field(default_factory=dict)
+    earlier: dict[str, Any] = field(default_factory=dict)  # what a file has already, which stays
     points: list[dict[str, Any]] = field(default_factory=list)
     capacity: int | None = None
-    conditions: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.points = list(self.earlier.get("points", []))
+        self.capacity = self.earlier.get("capacity")
 
     def add(self, point: Point, runs: list[Run]) -> dict[str, Any]:
         """What became of a load so far, in the place of what was known of it before."""
-        found = summary(point, runs, self.session.pcm)
+        found = {**summary(point, runs, self.session.pcm), "run": len(self.earlier.get("runs", []))}
         same = ("workload", "load", "streaming")
         self.points = [one for one in self.points if any(one[name] != found[name] for name in same)]
         self.points.append(found)
@@ -51,23 +55,17 @@ class Report:
         return any(point["rejected"] for point in self.points)
 
     def content(self) -> dict[str, Any]:
-        session = self.session
+        measure = self.session.measure
+        run = {**self.conditions, "measure": asdict(measure) | {"first": self.session.first}}
         return {
             "kind": "duetts bench",
-            "short": session.measure.short,
-            "command": self.command,
-            "note": self.note,
-            **self.conditions,
-            "measure": asdict(session.measure) | {"first": session.first},
-            "pcm": asdict(session.pcm),
+            "short": measure.short or self.earlier.get("short", False),
+            "runs": [*self.earlier.get("runs", []), run],
+            "pcm": asdict(self.session.pcm),
             "capacity": self.capacity,
             "columns": COLUMNS,
             "points": self.points,
         }
-
-    def save(self, path: Path) -> None:
-        """Writes all that is known; a reader never finds half of it."""
-        write_json(path, self.content())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -116,10 +114,12 @@ def _rows(runs: list[Run], pcm: Pcm) -> Iterable[list[Any]]:
 # -- conditions ----------------------------------------------------------------------------------------------------------
 
 
-def conditions(url: str, api_key: str = "") -> dict[str, Any]:
-    """When and where: this program, and what the server tells of itself and of its machine."""
+def conditions(command: list[str], note: str, url: str, api_key: str = "") -> dict[str, Any]:
+    """What is run, when and where: this program, and what the server tells of itself and of its machine."""
     paths = ("/version", "/health", "/v1/models")
     return {
+        "command": command,
+        "note": note,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "client": program(),
         "server": {"url": url, **{path: get(url + path, api_key) for path in paths}},
