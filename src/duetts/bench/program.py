@@ -40,7 +40,7 @@ def choose(names: list[str]) -> list[Workload]:
 
 def rate_of(share: float, peak: float, pcm: Pcm) -> float:
     """Requests of P a second that make this share of a throughput in audio-s/s."""
-    return share * peak / (mean_frames() * pcm.frame_length / pcm.rate)
+    return round(share * peak / (mean_frames() * pcm.frame_length / pcm.rate), 2)
 
 
 class Program:
@@ -73,7 +73,7 @@ class Program:
         """The loads of a workload."""
         loads = self._loads or workload.loads
         if workload.loop == "poisson" and not self._loads:
-            shares = (round(rate_of(share, self._best(), self._session.pcm), 2) for share in PEAK_SHARES)
+            shares = (rate_of(share, self._best(), self._session.pcm) for share in PEAK_SHARES)
             loads = tuple(sorted({*loads, *shares} - {0.0}))
         return [Point(workload, load, streaming) for streaming in workload.streaming for load in loads
                 if streaming or self._whole]  # fmt: skip

@@ -33,9 +33,8 @@ class NullSpeaker:
         model, codec = read_model_config(folder), read_codec_config(folder)
         longest = min(model.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
         self.info = SpeakerInfo(
-            model.model_type, codec.sample_rate, codec.frame_length, model.num_codebooks, longest, weights="dummy", device="null",
-            dtype="none",
-        )  # fmt: skip
+            model.model_type, codec.sample_rate, codec.frame_length, model.num_codebooks, longest, "dummy", "null", "none"
+        )
         self.vocabulary = model.slow.vocab_size, max(codec.semantic_size, codec.residual_size)
         self._sizes = config.first_chunk, config.largest_chunk
         time_s = np.arange(config.largest_chunk * codec.frame_length) / codec.sample_rate
