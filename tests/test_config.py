@@ -79,6 +79,7 @@ SAMPLES: dict[str, tuple[str, Any, Any]] = {
     "port": ("81", 81, 81),
     "dtype": ("float16",) * 3,
     "load_format": ("dummy",) * 3,
+    "quantization": ("int8",) * 3,
     "engine_kind": ("null",) * 3,
     "dialect": ("openai",) * 3,
     "log_level": ("debug",) * 3,
@@ -175,7 +176,7 @@ def test_flag_variable_and_key_mean_the_same_and_flags_come_first(name: str) -> 
         ({}, {}, {"cors_origin": ["a.b"]}, "not an origin"),
         ({}, {}, {"ssl_keyfile": "k.pem"}, "--ssl-keyfile is of no use without a certificate"),
         ({}, {}, {"foreign__tensor_parallel_size": "2"}, "--tensor-parallel-size is not supported: a model is not spread"),
-        ({}, {}, {"foreign__quantization": "fp8"}, "--quantization is not supported"),
+        ({}, {}, {"quantization": "awq"}, "quantization 'awq' is not one of none, fp8, int8"),
     ],
 )  # fmt: skip
 def test_mistakes_name_their_source(

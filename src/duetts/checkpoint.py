@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import huggingface_hub
 import torch
@@ -67,7 +68,7 @@ def read_configs(folder: Path) -> tuple[ModelConfig, CodecConfig]:
 
 def load_model(
     folder: Path, *, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype, max_positions: int | None = None,
-    dummy_seed: int | None = None,
+    dummy_seed: int | None = None, quantization: Literal["none", "fp8", "int8"] = "none",
 ) -> Model:  # fmt: skip
     """Builds both parts on `device` and fills them from the folder, or with seeded random weights if `dummy_seed` is given.
 
@@ -88,6 +89,8 @@ def load_model(
     for module in (dual_ar, codec):
         module.requires_grad_(False)
         module.eval()
+    if quantization != "none":
+        dual_ar.quantize(quantization)
     dual_ar.prepare(min(config.slow.max_positions, max_positions or config.slow.max_positions))
     return Model(config, codec_config, dual_ar, codec)
 

@@ -19,6 +19,7 @@ EMBEDDED = "duetts-mini"  # the model that ships with the package, also where a 
 
 DTYPES = ("auto", "float32", "float16", "bfloat16", "float64")
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("none", "fp8", "int8")
 ENGINES = ("model", "null")
 DIALECTS = ("auto", "native", "openai")
 UNKNOWN_FIELDS = ("warn", "ignore", "reject")
@@ -84,6 +85,7 @@ class EngineConfig:
 
     `max_model_len` bounds prompt and output together, in positions; None is the model's own, at most 8192. `kv_positions` is
     how many positions the KV cache has for all sequences together; None is room for `max_num_seqs` of ordinary length.
+    `quantization` keeps the decoders' matrices in 8 bits with a scale for each row; all else stays in `dtype`.
     A listener's first chunk has `first_chunk` frames, no chunk more than `largest_chunk`. `prefill_block` positions of prompts
     are read between two frames; None is 128 on a CPU and 512 on a GPU.
     On a CPU, where results are equal to the bit whoever else is served: `rows` sequences are always computed together,
@@ -93,6 +95,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     load_format: str = "auto"
+    quantization: str = "none"
     max_num_seqs: int = 8
     max_queue: int = 32
     max_model_len: int | None = None
@@ -107,7 +110,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of(DTYPES, dtype=self.dtype)
-        _require(self.load_format in LOAD_FORMATS, f"load format {self.load_format!r} is not auto or dummy")
+        _one_of(LOAD_FORMATS, load_format=self.load_format)
+        _one_of(QUANTIZATIONS, quantization=self.quantization)
         _at_least(1, max_num_seqs=self.max_num_seqs, rows=self.rows, codec_quantum=self.codec_quantum)
         _at_least(1, cpu_threads=self.cpu_threads, first_chunk=self.first_chunk, largest_chunk=self.largest_chunk)
         _at_least(0, max_queue=self.max_queue)

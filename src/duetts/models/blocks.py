@@ -7,6 +7,7 @@ An attention block computes queries, keys and values and hands them to an `atten
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,11 @@ class Projection(nn.Linear):
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.register_buffer("scale", None)
+
+    def quantize(self, kind: Literal["fp8", "int8"]) -> None:
+        """Replaces the weight by its 8-bit form: half or a quarter of the bytes, and of the time where they bound it."""
+        weight, self.scale = kernels.quantize_rows(self.weight, kind)
+        self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return kernels.linear(x, self.weight, self.scale, self.bias)

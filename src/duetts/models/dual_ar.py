@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from duetts.model_config import ModelConfig
+from duetts.models.blocks import Projection
 from duetts.models.fast_ar import FastAR
 from duetts.models.kv_cache import CacheRows, FrameCache
 from duetts.models.slow_ar import SlowAR
@@ -39,6 +40,12 @@ class DualAR(nn.Module):
         """Builds tables that no checkpoint stores, for sequences of up to `max_positions`."""
         self.slow.prepare(max_positions)
         self.fast.prepare()
+
+    def quantize(self, kind: Literal["fp8", "int8"]) -> None:
+        """The layers' matrices in 8 bits; embeddings, heads and norms stay as they are."""
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.quantize(kind)
 
     def prefill(self, prompt: Tensor, rows: CacheRows) -> Tensor:
         """Reads positions [batch, 1 + codebooks, n] into the cache -> hidden states before the final norm."""
