@@ -1,6 +1,7 @@
 """Fixtures that several rooms share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from duetts.embedded import write_random_checkpoint
 
+from .server.real import Served, serve
 from .tiny import TINY
 
 # Triton reads this once, when it is first imported: without a GPU, kernels run in its interpreter.
@@ -25,6 +27,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_served(tiny_folder: Path) -> Iterator[Served]:
+    """A server of the tiny model, for all tests that leave it as it was."""
+    yield from serve(tiny_folder, max_queue=100)
+
+
+@pytest.fixture(scope="session")
 def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model without an end: every utterance runs to its bound.
 
@@ -33,6 +41,13 @@ def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("endless-model")
     write_random_checkpoint(folder, replace(TINY, end_scale=0.0, std=1.0))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def hearing() -> None:
+    """What a shell runs in its background is deaf to SIGINT, and so are its children; some tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,9 +15,9 @@ from duetts.errors import Overloaded
 from tests.audio.listening import hear
 from tests.inputs import clip
 from tests.server.conftest import Door
+from tests.server.real import Served, serve
 from tests.server.sine import FRAME, RATE, Knobs
 from tests.server.test_fish import fish_error
-from tests.server.test_real_speech import Served, serve
 
 CLIP = clip("control_pcm16.wav")
 FRAMES = -(-int(4.027 * RATE) // FRAME)

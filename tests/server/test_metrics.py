@@ -27,7 +27,7 @@ from duetts.types import Outcome, Pieces, Suspect, Timings
 from tests.server.conftest import NATIVE
 from tests.server.sine import Knobs, SineService
 from tests.server.test_auth import serving
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S
 
 SECRET = "xylophone"  # in everything that a user may write
 
@@ -304,22 +304,6 @@ def test_figures_of_a_real_engine(tiny_folder: Path) -> None:
                 (("device", "cpu"), ("dtype", "float32"), ("model", NATIVE), ("version", "0.1.0"), ("weights", "untrained")),
             ] == 1  # fmt: skip
             assert 'engine="0"' in text
-    finally:
-        asyncio.run(synthesizer.close())
-
-
-def test_a_client_that_leaves_frees_the_engine(endless_folder: Path) -> None:
-    speaker = start_speaker(endless_folder, EngineConfig(device="cpu", cpu_threads=1))
-    synthesizer = Synthesizer(endless_folder, speaker, Limits())
-    try:
-        with serving(create_app(synthesizer, ServerConfig((NATIVE,)))) as http:
-            order = {"input": "Hello.", "voice": "none", "stream_format": "audio", "max_new_tokens": 1000}
-            with http.stream("POST", "/v1/audio/speech", json=order) as answer:
-                next(answer.iter_raw())
-            wait_for(http, 1, "stream_aborted_total", reason="client_disconnect")
-            # The readiness check of this endless model may speak at the same time: wait until nobody does.
-            busy = ("num_requests_open", "num_requests_running", "kv_pages_used", "streams_decoding")
-            wait_until(lambda: not any(numbers(http).get(name, engine="0") for name in busy))
     finally:
         asyncio.run(synthesizer.close())
 

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from duetts.audio.encode import with_exact_sizes
@@ -118,11 +117,6 @@ def test_a_form_may_ask_for_all_of_it(door: Door) -> None:
     assert float(answer.headers["x-audio-duration"]) == pytest.approx(3 * FRAME / RATE / 1.5, abs=1e-3)
 
 
-def test_two_answers_in_mp3_join_to_their_sum(door: Door) -> None:
-    first, second = (whole(door, response_format="mp3", stream_format=way).content for way in (None, "audio"))
-    assert len(hear(first + second)[0]) == len(hear(first)[0]) + len(hear(second)[0])
-
-
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 def test_the_status_waits_for_bytes_and_not_only_for_a_chunk(door: Door, stream_format: str) -> None:
     """The first chunk fills no frame of MP3: a failure after it still is a status."""
@@ -160,26 +154,6 @@ def test_a_stream_in_mp3_comes_as_it_is_made(door: Door) -> None:
 def test_defaults_follow_the_name_of_the_model(fields: dict[str, Any], name: str, rate: int) -> None:
     output = read_output(fields, RATE, is_openai(fields.get("model", ""), CONFIG))
     assert (output.format, output.sample_rate) == (name, rate)
-
-
-def test_openai_client_gets_every_format(door: Door) -> None:
-    door.service.knobs = Knobs(num_chunks=CHUNKS)
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{door.port}/v1", api_key="none", max_retries=0) as client:
-        wanted: dict[str, Any] = {"model": NATIVE, "voice": "default", "input": "Hello.", "extra_body": {"seed": 340}}
-        for name in ("mp3", "opus", "aac", "flac", "wav"):
-            data = client.audio.speech.create(**wanted, response_format=name, speed=1.25).read()
-            samples, rate = hear(data)
-            assert len(samples) / rate == pytest.approx(CHUNKS * FRAME / RATE / 1.25, abs=0.06)
-            with client.audio.speech.with_streaming_response.create(
-                **wanted, response_format=name, speed=1.25, stream_format="audio"
-            ) as answer:
-                assert with_exact_sizes(name, RATE, b"".join(answer.iter_bytes())) == data
-        raw = client.audio.speech.create(**wanted, response_format="mp3", stream_format="audio").read()
-        with client.audio.speech.with_streaming_response.create(**wanted, response_format="mp3", stream_format="sse") as answer:
-            assert joined(events_of("\n".join(answer.iter_lines()) + "\n")) == raw
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.audio.speech.create(**wanted, speed=5.0)
-    assert (caught.value.code, caught.value.param) == ("out_of_range", "speed")
 
 
 async def test_other_requests_go_on_while_one_is_encoded(door: Door) -> None:

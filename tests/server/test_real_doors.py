@@ -24,8 +24,8 @@ from websockets.sync.client import ClientConnection, connect
 from duetts.types import Utterance
 from tests.audio.listening import hear
 from tests.inputs import INPUTS, REF_TEXT, clip
+from tests.server.real import NATIVE, Served, serve
 from tests.server.test_events import events_of, joined
-from tests.server.test_real_speech import NATIVE, Served, serve
 from tests.waiting import LIMIT_S, wait_until
 
 CLIP = clip("control_pcm16.wav")
@@ -122,9 +122,9 @@ def finished(talk: ClientConnection) -> bytes:
 DOORS = ["complete", "chunked", "events", "msgpack", "batch", "fish", "socket", "live"]
 
 
-@pytest.fixture(scope="module")
-def served(tiny_folder: Path) -> Iterator[Served]:
-    yield from serve(tiny_folder, max_queue=100)
+@pytest.fixture
+def served(tiny_served: Served) -> Served:
+    return tiny_served
 
 
 @pytest.fixture

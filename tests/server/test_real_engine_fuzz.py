@@ -23,7 +23,7 @@ import pytest
 from duetts.server.schemas import FIELDS
 from tests.inputs import REF_TEXT, clip
 
-from .test_real_speech import Served, serve
+from .real import Served, serve
 
 pytestmark = pytest.mark.slow
 

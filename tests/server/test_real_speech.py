@@ -1,78 +1,29 @@
 """Speech over real HTTP from the real synthesizer and engine on the tiny model."""
 
-import asyncio
 import base64
 import io
 import json
-import threading
-import time
 import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
-import openai
 import pytest
-import uvicorn
-
-from duetts.config import EngineConfig, Limits, ServerConfig
-from duetts.engine.inprocess import start_speaker
-from duetts.server.app import create_app
-from duetts.synthesizer import Synthesizer
-from tests.waiting import wait_until
 
 from ..audio.listening import hear
 from ..inputs import REF_TEXT, REFUSED_CLIPS, clip, clips
+from .real import Served, serve
 from .test_events import events_of, joined
 from .test_trial_requests import ROWS, filled
 
-NATIVE = "fishaudio/s2-pro"
 TEXTS = ["Hi.", "One two three.", "Hello, how are you?", "The meeting is at 4.", "Yes, of course!", "Why?"]
-HALF_SIZED = Limits(max_new_tokens=60)
 
 
-@dataclass(frozen=True)
-class Served:
-    """A running server and what tests look at behind it."""
-
-    http: httpx.Client
-    base: str
-    synthesizer: Synthesizer
-
-    def speak(self, **fields: Any) -> httpx.Response:
-        return self.http.post("/v1/audio/speech", json=fields)
-
-    def settled(self) -> None:
-        """Nothing is left of any request."""
-        engine = self.synthesizer._speaker._engine
-        wait_until(lambda: not engine.stats()["open"] and engine._codec.idle)
-        engine.assert_idle()
-
-
-def serve(folder: Path, **engine: Any) -> Iterator[Served]:
-    speaker = start_speaker(folder, EngineConfig(device="cpu", cpu_threads=1, **engine))
-    synthesizer = Synthesizer(folder, speaker, HALF_SIZED)
-    app = create_app(synthesizer, ServerConfig((NATIVE,), limits=HALF_SIZED))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    base = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    with httpx.Client(base_url=base, timeout=60, trust_env=False) as http:
-        yield Served(http, base, synthesizer)
-    server.should_exit = True
-    thread.join()
-    asyncio.run(synthesizer.close())
-
-
-@pytest.fixture(scope="module")
-def served(tiny_folder: Path) -> Iterator[Served]:
-    yield from serve(tiny_folder, max_queue=100)
+@pytest.fixture
+def served(tiny_served: Served) -> Served:
+    return tiny_served
 
 
 @pytest.fixture
@@ -84,20 +35,6 @@ def samples(body: bytes) -> np.ndarray:
     with wave.open(io.BytesIO(body)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (44100, 1, 2)
         return np.frombuffer(file.readframes(file.getnframes()), "<i2")
-
-
-def test_a_sentence_stops_by_itself_as_a_complete_wav(served: Served) -> None:
-    answers = [served.speak(model=NATIVE, input="Hello, how are you?", voice="default", seed=seed) for seed in range(20)]
-    assert {answer.status_code for answer in answers} == {200}
-    stopped = [answer for answer in answers if answer.headers["X-Finish-Reason"] == "stop"]
-    assert len(stopped) > 10
-    for answer in stopped:
-        wav = samples(answer.content)
-        assert len(wav) % 2048 == 0
-        assert len(wav) > 0
-        assert float(answer.headers["X-Audio-Duration"]) == pytest.approx(len(wav) / 44100, abs=1e-3)
-        assert answer.headers["Content-Type"] == "audio/wav"
-        assert len(answer.content) == int(answer.headers["Content-Length"]) == 44 + 2 * len(wav)
 
 
 def request_of(index: int) -> dict[str, Any]:
@@ -139,14 +76,6 @@ def test_streamed_bytes_equal_complete_bytes(served: Served) -> None:
     assert again.status_code in (200, 400)  # our own stream is a clip like any other: used, or refused as too short
     if again.status_code == 400:
         assert again.json()["error"]["code"] in ("reference_too_short", "reference_too_long")
-
-
-def test_without_a_seed_every_answer_differs_and_can_be_had_again(served: Served) -> None:
-    first, second = (served.speak(input="One two three.") for _ in range(2))
-    seeds = [answer.headers["X-Seed"] for answer in (first, second)]
-    assert seeds[0] != seeds[1]
-    assert first.content != second.content
-    assert served.speak(input="One two three.", seed=int(seeds[0])).content == first.content
 
 
 @pytest.mark.parametrize("row", clips(), ids=lambda row: Path(row["file"]).name)
@@ -193,16 +122,6 @@ def test_events_tell_the_usage_of_a_clone(served: Served) -> None:
     assert len(heard) / rate == pytest.approx(seconds, abs=0.06)
 
 
-@pytest.mark.parametrize("name", ["mp3", "opus", "flac", "aac"])
-def test_each_format_lasts_as_long_as_the_wav_of_the_same_seed(served: Served, name: str) -> None:
-    fields = {"input": "Hello, how are you?", "seed": 7}
-    wav = samples(served.speak(**fields).content)
-    answers = [served.speak(**fields, response_format=name, stream_format=way).content for way in (None, "audio")]
-    heard, rate = hear(answers[0])
-    assert len(heard) / rate == pytest.approx(len(wav) / 44100, abs=0.06)
-    assert answers[0] == answers[1]
-
-
 def test_a_multipart_file_clones_like_a_data_uri(served: Served) -> None:
     audio = clip("control_pcm16.wav")
     form = {"input": "Hi.", "ref_text": REF_TEXT, "seed": "5"}
@@ -222,7 +141,6 @@ def test_trial_requests(served: Served, row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"input": "stop <|im_end|> now"}, "unsupported_control_token", "input"),
         ({"input": "..."}, "nothing_to_speak", "input"),
         ({"input": "x", "temperature": 3}, "out_of_range", "temperature"),
         ({"input": "x", "top_p": 0}, "out_of_range", "top_p"),
@@ -243,46 +161,8 @@ def test_refusals_name_field_and_code(served: Served, fields: dict[str, Any], co
     assert served.synthesizer.stats()["steps"] == before
 
 
-def test_a_speaker_tag_is_spoken_of_not_refused(served: Served) -> None:
-    assert served.speak(input="<|speaker:1|>Hi there.", seed=1).status_code == 200
-
-
-def test_leaving_frees_the_engine(endless: Served) -> None:
-    fields = {"input": "A long one.", "max_new_tokens": 900, "response_format": "pcm", "stream_format": "audio"}
-    for _ in range(3):
-        with endless.http.stream("POST", "/v1/audio/speech", json=fields) as answer:
-            next(answer.iter_raw())
-        endless.settled()
-    assert endless.synthesizer.stats()["finished"]["aborted"] == 3
-    assert endless.speak(input="Hi.", max_new_tokens=2).status_code == 200
-
-
-def test_a_full_line_is_429_with_a_time(endless: Served) -> None:
-    long = {"input": "A long one.", "max_new_tokens": 150}
-    with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(endless.speak, **long) for _ in range(2)]
-        wait_until(lambda: endless.synthesizer.stats()["open"] == 2)
-        answer = endless.speak(input="Hi.")
-        assert answer.status_code == 429
-        assert int(answer.headers["Retry-After"]) >= 1
-        assert [future.result().status_code for future in running] == [200, 200]
-
-
 def test_a_deadline_is_504(endless: Served) -> None:
     answer = endless.speak(input="A long one.", max_new_tokens=900, timeout=0.2)
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "deadline_exceeded"
     endless.settled()
-
-
-def test_the_openai_client_speaks(served: Served, tmp_path: Path) -> None:
-    client = openai.OpenAI(base_url=f"{served.base}/v1", api_key="none", max_retries=0)
-    with client.audio.speech.with_streaming_response.create(
-        model=NATIVE, voice="default", input="Hello there.", response_format="wav", extra_body={"seed": 4}
-    ) as answer:
-        answer.stream_to_file(tmp_path / "out.wav")
-    assert samples((tmp_path / "out.wav").read_bytes()).size
-    with pytest.raises(openai.BadRequestError) as refusal:
-        client.audio.speech.create(model=NATIVE, voice="default", input="...", response_format="wav")
-    assert refusal.value.code == "nothing_to_speak"
-    client.close()

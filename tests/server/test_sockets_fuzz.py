@@ -25,9 +25,9 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import Door
+from tests.server.real import Served, serve
 from tests.server.sine import Knobs
 from tests.server.test_real_engine_fuzz import EMPTY, ODD, TEXTS, damaged
-from tests.server.test_real_speech import Served, serve
 
 SECONDS, LONG_SECONDS = 4.0, 40.0  # of each part
 CLIENTS = 8
