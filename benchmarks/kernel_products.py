@@ -17,7 +17,12 @@ What a configuration must do on an H200 (132 multiprocessors of 228 KB shared me
    than the 7.3 us from memory. So tiles of 128 rows are tried for 32 and 64 rows, and the norm is fused up to 16 rows only.
 4. Parts of K cost 4 bytes x parts x M x N written and read (M = 16, wo, 3 parts: 1 MB) and one more kernel, about 1 us.
 5. Rows of a tile lie 5 to 19 KB apart; a step of 256 bytes is two lines of memory of each, 128 one, 512 four.
-6. 8-bit weights halve the bytes; the same step in bytes holds twice the columns, so tiles of x double.
+6. 8-bit weights halve the bytes; the same step in bytes holds twice the columns, so tiles of x double. 4.3 TB/s are 18.6
+   weights a cycle and multiprocessor. With two warps on a tile of 64 rows x 128 columns each thread spends 429 instructions
+   (read off the assembly of fp8 to bf16; int8 432): 2 x 429 / 8192 x 18.6 = 1.95 instructions a cycle of at most 4, so it
+   takes 8 or more warps a multiprocessor to hide their latencies: 300 to 560 programs of 2 warps. The warpgroup instruction
+   (4 warps, 470 instructions for 64 x 256; int8 695) needs 2.1 (3.2), and Triton 3.6 waits for each of them, 16 times a
+   step.
 7. Overlap: what is asked into L2 before the wait for the input is limited by L2 (50 MB) and by the bandwidth that the kernel
    before leaves: 8 steps of 256 bytes x 64 rows x 120 programs = 15.7 MB, 3.7 us.
 
@@ -28,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -58,14 +62,43 @@ def _size(setup: Setup, width: int, inner: int) -> tuple[int, int]:
     return (width // 64 + 3, inner // 40) if setup.tiny else (width, inner)
 
 
-def _configs(rows: int, gated: bool, narrow: bool) -> Iterator[Config]:
-    """Tiles only; the other fields are those of the class's own configuration."""
-    own = projection.choose(rows, 9728 if gated else 2560 if narrow else 6144, gated)
-    for block_n, step, stages in product((32, 64, 128), (128, 256, 512), (3, 4, 6, 8)):
-        if (block_n == 32 and rows > 16) or (block_n == 128 and rows <= 16 and not gated) or step * stages > 2048:
-            continue
-        for programs in (120, 160, 240) if narrow else (1, 190) if not gated else (1,):
-            yield own._replace(block_n=block_n, step=step, stages=stages, programs=programs, warps=8 if block_n == 128 else 4)
+# block_n, step, programs, warps, stages; stages are lowered where not all programs would fit at once. Two warps, and tiles
+# under 64 rows, take the older matrix instruction, whose operand passes through registers.
+GATE_TILES = [
+    (64, 128, 1, 4, 5), (64, 128, 1, 4, 4), (64, 256, 1, 4, 3), (64, 64, 1, 4, 10), (128, 128, 1, 8, 6), (128, 128, 1, 8, 4),
+    (128, 256, 1, 8, 3), (32, 128, 1, 4, 6), (32, 256, 1, 4, 3), (32, 128, 1, 2, 6), (32, 256, 1, 2, 3),
+]  # fmt: skip
+WIDE_TILES = [
+    (64, 256, 1, 4, 4), (64, 256, 1, 4, 6), (64, 256, 1, 4, 8), (64, 512, 1, 4, 3), (64, 512, 1, 4, 4), (64, 128, 1, 4, 12),
+    (64, 256, 190, 4, 4), (64, 128, 190, 4, 8), (32, 256, 1, 4, 6), (32, 256, 1, 2, 6), (32, 512, 1, 2, 4), (32, 128, 1, 2, 10),
+    (128, 256, 1, 8, 6), (128, 256, 130, 8, 4), (128, 128, 130, 8, 8),
+]  # fmt: skip
+NARROW_TILES = [
+    *((64, 256, programs, 4, stages) for programs in (120, 160, 240) for stages in (4, 6, 8)),
+    (64, 128, 120, 4, 12), (64, 128, 160, 4, 8), (64, 512, 120, 4, 4), (32, 256, 160, 4, 6), (32, 256, 160, 2, 6),
+    (32, 512, 1, 2, 6), (32, 256, 1, 4, 12), (16, 512, 1, 2, 6), (16, 1024, 1, 2, 3), (128, 256, 120, 8, 4),
+    (128, 128, 120, 8, 8),
+]  # fmt: skip
+EIGHT_BIT_GATE_TILES = [
+    (32, 128, 1, 2, 6), (32, 128, 1, 4, 6), (32, 256, 1, 2, 4), (16, 128, 1, 1, 8), (16, 256, 1, 1, 4), (16, 256, 1, 2, 4),
+    (64, 128, 1, 2, 5), (64, 128, 1, 4, 5), (64, 64, 1, 4, 8), (128, 128, 1, 8, 3), (128, 64, 1, 8, 6),
+]  # fmt: skip
+EIGHT_BIT_TILES = [
+    *((32, 128, programs, 2, 8) for programs in (190, 384, 560)), (32, 256, 384, 2, 4), (32, 128, 384, 4, 8),
+    (16, 256, 384, 1, 6), (16, 128, 560, 1, 8), *((64, 128, programs, 4, 6) for programs in (120, 190, 260, 384)),
+    (64, 128, 260, 2, 6), (64, 256, 190, 4, 4), (128, 128, 130, 8, 6), (128, 128, 260, 8, 4),
+]  # fmt: skip
+
+
+def _configs(rows: int, use: str, eight_bit: str | None) -> Iterator[Config]:
+    """Tiles only; the other fields are as one would guess, and `neighbours` changes them."""
+    if eight_bit:
+        tiles = EIGHT_BIT_GATE_TILES if use == "gate" else EIGHT_BIT_TILES
+    else:
+        tiles = {"gate": GATE_TILES, "qkv": WIDE_TILES}.get(use, NARROW_TILES)
+    for tile in tiles:
+        if rows <= 16 or tile[0] >= 64:  # x is read once per tile: too often for narrow ones
+            yield Config(*tile, prefetch=8, fused_norm=rows <= 16 and eight_bit is None)
 
 
 def neighbours(config: Config, rows: int) -> Iterator[Config]:
@@ -77,7 +110,7 @@ def neighbours(config: Config, rows: int) -> Iterator[Config]:
     yield config._replace(dependent=False, prefetch=0)
     if rows <= 32:
         yield config._replace(fused_norm=not config.fused_norm)
-    yield config._replace(warps=8 if config.warps == 4 else 4)
+    yield config._replace(warps=config.warps * 2)
 
 
 def label(config: Config) -> str:
@@ -117,7 +150,7 @@ def gates(setup: Setup, eight_bit: str | None = None) -> Iterator[Case]:
         num_bytes = bytes_once + (x.numel() + rows * width) * setup.dtype.itemsize
         twin = partial(call, reference)
         yield _case(setup, "norm_gate:w1 w3", rows, eight_bit, partial(call, projection), twin, twin, num_bytes, sets,
-                    _configs(rows, gated=True, narrow=False))  # fmt: skip
+                    _configs(rows, "gate", eight_bit))  # fmt: skip
 
 
 def products(setup: Setup, eight_bit: str | None = None) -> Iterator[Case]:
@@ -135,7 +168,7 @@ def products(setup: Setup, eight_bit: str | None = None) -> Iterator[Case]:
             num_bytes = bytes_once + (x.numel() + rows * width * (2 if op == "linear_add" else 1)) * setup.dtype.itemsize
             run, twin = (partial(_product, module, op, *operands) for module in (projection, reference))
             yield _case(setup, f"{op}:{use}", rows, eight_bit, run, twin, twin, num_bytes, sets,
-                        _configs(rows, gated=False, narrow=use != "qkv"))  # fmt: skip
+                        _configs(rows, use, eight_bit))  # fmt: skip
 
 
 def _product(

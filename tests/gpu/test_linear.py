@@ -111,14 +111,14 @@ def test_a_row_does_not_depend_on_its_company(first: int, last: int) -> None:
 def layers(x: torch.Tensor, weights: list[dict[str, torch.Tensor]], dependent: bool) -> torch.Tensor:
     """A chain in which every kernel needs what the one before it wrote, and memory is used again and again."""
 
-    def own(width: int, gated: bool = False) -> Any:
-        return projection.choose(x.shape[0], width, gated)._replace(dependent=dependent)
+    def own(weight: torch.Tensor, gated: bool = False) -> Any:
+        return projection.choose(x.shape[0], weight, gated=gated)._replace(dependent=dependent)
 
     for w in weights:
-        heads = projection.norm_linear(x, w["gain"], EPS, w["qkv"], config=own(6144))
-        x = projection.linear_add(heads, w["wo"], x, config=own(2560))
-        gated = projection.norm_gate(x, w["gain"], EPS, w["w1"], w["w3"], config=own(9728, True))
-        x = projection.linear_add(gated, w["w2"], x, config=own(2560))
+        heads = projection.norm_linear(x, w["gain"], EPS, w["qkv"], config=own(w["qkv"]))
+        x = projection.linear_add(heads, w["wo"], x, config=own(w["wo"]))
+        gated = projection.norm_gate(x, w["gain"], EPS, w["w1"], w["w3"], config=own(w["w1"], True))
+        x = projection.linear_add(gated, w["w2"], x, config=own(w["w2"]))
     return x
 
 

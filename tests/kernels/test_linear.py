@@ -181,8 +181,8 @@ def test_all_programs_run_at_once_with_enough_in_flight(
     num_rows: int, width: int, inner: int, gated: bool, weight_type: torch.dtype
 ) -> None:
     """S2 Pro on an H200: no second wave, and at least 32 KB of weights on their way per multiprocessor."""
-    config = projection.choose(num_rows, width, gated)
     weight = torch.empty(width, inner, dtype=weight_type, device="meta")
+    config = projection.choose(num_rows, weight, gated=gated)
     block_k, steps, split = projection._cut(config, weight, num_rows)
     per_program = -(-steps // split)
     assert per_program * (split - 1) < steps <= per_program * split

@@ -54,7 +54,8 @@ class Config(NamedTuple):
 REDUCED = 512  # columns of a program of `reduce`
 FEW_ROWS = 64  # above, cuBLAS is better for 16-bit weights: x is read once per tile, and L2 becomes the limit
 
-# (kind, rows at most) -> config; see benchmarks/kernels.py for the arithmetic.
+# (kind, rows at most) -> config; benchmarks/kernel_products.py has the arithmetic. 8-bit weights become 16-bit in registers,
+# which takes many warps: more and smaller programs, and no warpgroup instruction up to 16 rows.
 CONFIGS: dict[tuple[str, int], Config] = {
     ("gate", 16): Config(64, 128, 1, 4, 5, 8),
     ("gate", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
@@ -65,6 +66,15 @@ CONFIGS: dict[tuple[str, int], Config] = {
     ("narrow", 16): Config(64, 256, 130, 4, 6, 8),
     ("narrow", 32): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
     ("narrow", 64): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
+    ("gate 8-bit", 16): Config(32, 128, 1, 2, 6, 8, fused_norm=False),
+    ("gate 8-bit", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
+    ("gate 8-bit", 64): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
+    ("wide 8-bit", 16): Config(32, 128, 384, 2, 8, 8, fused_norm=False),
+    ("wide 8-bit", 32): Config(64, 128, 190, 4, 6, 8, fused_norm=False),
+    ("wide 8-bit", 64): Config(64, 128, 190, 4, 4, 8, fused_norm=False),
+    ("narrow 8-bit", 16): Config(32, 128, 400, 2, 6, 8, fused_norm=False),
+    ("narrow 8-bit", 32): Config(64, 128, 240, 4, 6, 8, fused_norm=False),
+    ("narrow 8-bit", 64): Config(64, 128, 240, 4, 4, 8, fused_norm=False),
 }
 EIGHT_BIT = {torch.int8, torch.float8_e4m3fn}
 KEPT_SHARED = 4096  # bytes of shared memory that a program needs beside its stages, and the system for it
@@ -83,10 +93,10 @@ def row_class(num_rows: int) -> int:
     return 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
 
 
-def choose(num_rows: int, width: int, gated: bool) -> Config:
-    """The measured best for a product of this shape; `width` is N."""
-    kind = "gate" if gated else "wide" if width >= 5120 else "narrow"
-    return CONFIGS[kind, row_class(num_rows)]
+def choose(num_rows: int, weight: Tensor, *, gated: bool = False) -> Config:
+    """The configuration of a product of so many rows with such a weight [N, K]."""
+    kind = "gate" if gated else "wide" if weight.shape[0] >= 5120 else "narrow"
+    return CONFIGS[kind + (" 8-bit" if weight.dtype in EIGHT_BIT else ""), row_class(num_rows)]
 
 
 @cache
@@ -219,7 +229,7 @@ def linear(
     rows = _flat(x)
     if not _streams(rows, weight):
         return F.linear(x, weight, bias)
-    chosen = config or choose(rows.shape[0], weight.shape[0], gated=False)
+    chosen = config or choose(rows.shape[0], weight)
     return _product(rows, weight, chosen, scale=scale, bias=bias).view(*x.shape[:-1], -1)
 
 
@@ -228,7 +238,7 @@ def norm_linear(
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     rows = _flat(x)
-    chosen = config or choose(rows.shape[0], weight.shape[0], gated=False)
+    chosen = config or choose(rows.shape[0], weight)
     if not (_streams(rows, weight) and chosen.fused_norm):
         return linear(rms_norm(x, gain, eps), weight, scale, bias, chosen)
     return _product(rows, weight, chosen, gain=gain, eps=eps, scale=scale, bias=bias).view(*x.shape[:-1], -1)
@@ -239,7 +249,7 @@ def norm_gate(
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     rows = _flat(x)
-    chosen = config or choose(rows.shape[0], w1.shape[0], gated=True)
+    chosen = config or choose(rows.shape[0], w1, gated=True)
     if not (_streams(rows, w1) and chosen.fused_norm):
         rows, gain_here = rms_norm(rows, gain, eps), None
     else:
@@ -264,6 +274,6 @@ def linear_add(
     rows = _flat(y)
     if not _streams(rows, weight):
         return residual + F.linear(y, weight, bias)
-    chosen = config or choose(rows.shape[0], weight.shape[0], gated=False)
+    chosen = config or choose(rows.shape[0], weight)
     out = _product(rows, weight, chosen, scale=scale, bias=bias, residual=_flat(residual))
     return out.view(*y.shape[:-1], -1)
