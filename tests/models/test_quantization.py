@@ -40,4 +40,4 @@ def test_a_quantized_model_says_nearly_the_same(kind: Literal["fp8", "int8"]) ->
     error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt().item()
     assert (
         0 < error < (0.12 if kind == "fp8" else 0.03)
-    )  # 3 bits of mantissa, or 7 bits of the largest in a row, in every matrix
+    )

@@ -23,7 +23,8 @@ class Recordings:
     """`work` takes tensors of one of `sizes` on `device` and gives one tensor, which is valid until the next call.
 
     `blank` makes harmless inputs of a size on the host: recording runs the work with them. All recordings share their memory,
-    so they must be replayed one after another on one stream. Without `replayed` (on a CPU) the work is just called.
+    so they must be replayed one after another on one stream. It is recorded on the stream that is the current one then, whose
+    priority it keeps, and which must not be the default one. Without `replayed` (on a CPU) the work is just called.
     """
 
     def __init__(
@@ -66,14 +67,11 @@ class Recordings:
 
     def _record(self, size: int) -> _Recording:
         inputs = [each.to(self._device) for each in self._blank(size)]
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                self._work(*inputs)
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        stream = torch.cuda.current_stream(self._device)
+        for _ in range(WARM_UPS):
+            self._work(*inputs)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: the encoder of references does.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = self._work(*inputs)
         return _Recording(graph, inputs, output)

@@ -9,6 +9,7 @@ only, to the last bit.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -59,13 +60,20 @@ class Runner:
         blocks = [size for size in BLOCKS if size < block] + [block]
         self._steps = Recordings(self._step, sizes, self._blank_rows, device, replayed=not on_cpu)
         self._reads = Recordings(self._read_block, blocks, self._blank_block, device, replayed=not on_cpu)
+        self._lane: AbstractContextManager[object] = nullcontext()
+        if not on_cpu:
+            # Of higher priority than the codec's: its work fills what frames leave of the device.
+            stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            self._lane = torch.cuda.stream(stream)
         self._ways = deque([_Way(rows, 1 + config.num_codebooks) for _ in range(0 if on_cpu else ON_THE_WAY)])
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Records all sizes, so that no request waits for it."""
-        self._steps.record_all()
-        self._reads.record_all()
+        with self._lane:
+            self._steps.record_all()
+            self._reads.record_all()
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, block: Block) -> None:
@@ -77,15 +85,20 @@ class Runner:
             self._model.prefill(torch.from_numpy(columns)[None], rows)
             return
         size = self._reads.size_for(count)
-        _, table, _ = inputs = self._blank_block(size)
+        padded, table, start = inputs = self._blank_block(size)
+        padded[:, :count] = torch.from_numpy(columns)
         table[: len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
-        inputs[0][:, :count] = torch.from_numpy(columns)
-        inputs[2][0] = block.start
-        self._reads(size, inputs)
+        start[0] = block.start
+        with self._lane:
+            self._reads(size, inputs)
 
     @torch.inference_mode()
     def launch(self, rows: list[Sequence]) -> Result:
         """The next frame of each row. Slots move on together, at the end: a step that raises can be tried again."""
+        with self._lane:
+            return self._launch(rows)
+
+    def _launch(self, rows: list[Sequence]) -> Result:
         self._slots.occupy(rows)
         count = self._rows if self._fixed else self._steps.size_for(len(rows))
         padding = count - len(rows)
