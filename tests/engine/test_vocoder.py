@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from duetts.checkpoint import randomise_codec
-from duetts.engine.vocoder import CodecVocoder, GraphedVocoder, to_pcm
+from duetts.engine.vocoder import GPU_DTYPE, CodecVocoder, GraphedVocoder, count_graphed_bytes, to_pcm
 from duetts.model_config import CodecConfig
 from duetts.models.codec import Codec
 from duetts.models.stream_decoder import StreamDecoder
@@ -90,7 +90,13 @@ def test_memory_of_a_graphed_vocoder_is_counted(codec: Codec) -> None:
     assert few.nbytes > decoder
     state = many._state
     per_slot = sum(each.nbytes for each in (state.tails, state.keys, state.values, state.position)) // 12
-    assert many.nbytes - few.nbytes == 10 * per_slot
+    # One slot's largest call is one stream of four frames, eleven slots' eight frames in all.
+    assert many.nbytes - few.nbytes == 10 * per_slot + (8 - 4) * few._decoder.bytes_per_frame
+
+
+def test_memory_can_be_told_before_anything_is_loaded(codec: Codec) -> None:
+    made = GraphedVocoder(StreamDecoder(codec, GPU_DTYPE), slots=5)
+    assert count_graphed_bytes(codec.config, slots=5) == made.nbytes
 
 
 def test_full_scale_is_clipped() -> None:

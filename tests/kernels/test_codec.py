@@ -6,8 +6,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from duetts import kernels
+from duetts.checkpoint import randomise_codec
 from duetts.kernels import codec, codec_reference
 from duetts.kernels.codec import Tile, UnitTile
+from duetts.model_config import CodecConfig
+from duetts.models.codec import Codec
+from duetts.models.stream_decoder import StreamDecoder
 
 # The interpreter is numpy's, which tells of every infinite product and padded row.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -37,6 +42,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> bool:
         (1, 1, 16, 32, 2, 1, Tile(16, 32, 16)),
         (2, 6, 32, 24, 7, 9, Tile(16, 16, 16, splits=5)),
         (3, 7, 48, 20, 1, 1, Tile(32, 16, 16, splits=3)),
+        (2, 3, 16, 136, 1, 1, Tile(16, 128, 16)),
     ],
 )
 @pytest.mark.parametrize("form", ["snake", "gelu", "residual", "plain"])
@@ -175,3 +181,27 @@ def test_pcm16() -> None:
     assert torch.equal(found, expected)
     assert found[1].max() == 32767
     assert not found[::2].any()
+
+
+MICRO = {
+    "encoder_dim": 8, "encoder_rates": [2, 2], "encoder_transformer_layers": [0, 0], "latent_dim": 32, "decoder_dim": 96,
+    "decoder_rates": [2, 2], "downsample_factor": [2, 2], "codebook_dim": 8, "semantic_codebook_size": 16,
+    "residual_codebook_size": 8, "n_residual_codebooks": 2, "pre_module_layers": 1, "post_module_layers": 1,
+    "quantizer_transformer": {"n_layer": 1, "n_head": 2, "head_dim": 16, "intermediate_size": 48, "window": 4},
+}  # fmt: skip
+
+
+def test_the_whole_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels in a row, on a codec of 16 samples a frame, 48 channels in its first stage and 24 in its second."""
+    own = Codec(CodecConfig.from_dict(MICRO)).eval().requires_grad_(False)
+    randomise_codec(own, torch.Generator().manual_seed(1))
+    decoder = StreamDecoder(own, torch.float32)
+    monkeypatch.setattr(kernels, "_codec", lambda x: codec)
+    codes = torch.randint(0, 8, (1, 3, 3), generator=torch.Generator().manual_seed(2))
+    whole = own.decode(codes)
+    assert whole.std() > 0.01
+    state, parts = decoder.new_state(3), []
+    for begin, end in ((0, 2), (2, 3)):
+        padded = codes.repeat(2, 1, 1)[..., begin:end]
+        parts.append(decoder.decode(padded, torch.tensor([2, state.scratch]), state)[:1])
+    assert (torch.cat(parts, dim=1) - whole).abs().max() < 1e-4

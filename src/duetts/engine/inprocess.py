@@ -21,14 +21,17 @@ from duetts.engine.reference_encoder import EncoderThread, ReferenceEncoder
 from duetts.engine.runner import Runner
 from duetts.engine.scheduler import Room
 from duetts.engine.stream import Channel, Post
-from duetts.engine.vocoder import CodecVocoder
+from duetts.engine.vocoder import GPU_DTYPE, CodecVocoder, GraphedVocoder, count_graphed_bytes
 from duetts.errors import ConfigError, NotEnoughMemory
 from duetts.model_config import CodecConfig, ModelConfig
+from duetts.models.codec import Codec
+from duetts.models.stream_decoder import StreamDecoder
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
 
 DEFAULT_MODEL_LEN = 8192  # positions; more must be asked for, as the cache must hold one such sequence
 ORDINARY_LEN = 2048  # positions that are set aside for each sequence: 60 s of reference and as much speech
 MAX_ROWS = 256  # of a step on a GPU
+RECORDING_S = 15.0  # after which codec calls that are not needed are not recorded any more
 
 
 class InProcessSpeaker:
@@ -125,12 +128,16 @@ class MemoryPlan:
         return "{:.2f} GB needed: weights {:.2f}, codec {:.2f}, caches {:.2f}".format(*(part / 1e9 for part in parts))
 
 
-def plan_memory(config: ModelConfig, codec: CodecConfig, dtype: torch.dtype, positions: int) -> MemoryPlan:
-    """The sum that must fit, from the dimensions alone. `positions` are those of all slots; the codec counts as float32."""
+def plan_memory(
+    config: ModelConfig, codec: CodecConfig, dtype: torch.dtype, positions: int, graphed_slots: int = 0
+) -> MemoryPlan:  # fmt: skip
+    """The sum that must fit, from the dimensions alone. `positions` are those of all slots; the codec counts as float32, and
+    what decodes `graphed_slots` streams on a GPU beside it."""
     language, waveform = (
         sum(torch.Size(shape).numel() for shape in shapes.values()) for shapes in describe_layout(config, codec)
     )
-    return MemoryPlan(language * dtype.itemsize, waveform * 4, positions * cache_bytes_per_position(config, dtype))
+    graphed = count_graphed_bytes(codec, slots=graphed_slots) if graphed_slots else 0
+    return MemoryPlan(language * dtype.itemsize, waveform * 4 + graphed, positions * cache_bytes_per_position(config, dtype))
 
 
 def check_memory(plan: MemoryPlan, device: torch.device) -> None:
@@ -151,18 +158,20 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engi
     rows = config.rows if on_cpu else min(slots, MAX_ROWS)  # on a CPU also with fewer slots: bytes must not depend on them
     frame_s = model.codec_config.frame_length / model.codec_config.sample_rate
     encoder = ReferenceEncoder(model.codec, max_waiting=slots + config.max_queue)
+    block = config.prefill_block or (128 if on_cpu else 512)
+    runner = Runner(model.dual_ar, slots=slots, rows=rows, pages=pages, max_model_len=max_model_len, block=block)
+    runner.prepare()
     threads = None
     if on_cpu:
         threads = Threads(partial(torch.set_num_threads, config.cpu_threads), EncoderThread(encoder, config.cpu_threads))
     return Engine(
         Parts(
-            device=Runner(model.dual_ar, slots=slots, rows=rows, pages=pages, max_model_len=max_model_len),
-            vocoder=CodecVocoder(model.codec, slots=2 * slots, quantum=config.codec_quantum if on_cpu else None),
+            device=runner,
+            vocoder=build_vocoder(model.codec, config, max_model_len),
             encoder=encoder,
             room=Room(
-                slots=slots, rows=rows, block=config.prefill_block or (128 if on_cpu else 512), length=max_model_len,
-                frame_s=frame_s,
-                rereads=not on_cpu, shared_thread=not on_cpu,
+                slots=slots, rows=rows, block=block, length=max_model_len, frame_s=frame_s, rereads=not on_cpu,
+                shared_thread=not on_cpu,
             ),
             num_pages=pages,
             end_id=model.config.end_id,
@@ -171,6 +180,16 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engi
             threads=threads,
         )
     )  # fmt: skip
+
+
+def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecVocoder | GraphedVocoder:
+    """A GPU's is recorded when this returns. There are two streams to a slot: audio may follow when a sequence has ended."""
+    slots = 2 * config.max_num_seqs
+    if codec.quantizer.post_module.norm.weight.device.type == "cpu":
+        return CodecVocoder(codec, slots=slots, quantum=config.codec_quantum)
+    vocoder = GraphedVocoder(StreamDecoder(codec, GPU_DTYPE, max_model_len), slots=slots)
+    vocoder.prepare(RECORDING_S)
+    return vocoder
 
 
 def cache_positions(config: EngineConfig, max_model_len: int) -> int:
@@ -189,7 +208,8 @@ def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     longest = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
     if config.max_model_len is not None and config.max_model_len > model_config.slow.max_positions:
         raise ConfigError(f"max_model_len {config.max_model_len} exceeds the model's {model_config.slow.max_positions}")
-    check_memory(plan_memory(model_config, codec_config, dtype, cache_positions(config, longest)), device)
+    graphed_slots = 2 * config.max_num_seqs if device.type == "cuda" else 0
+    check_memory(plan_memory(model_config, codec_config, dtype, cache_positions(config, longest), graphed_slots), device)
     codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions; it changes about 3 % of a reference's codes
     dummy = config.seed if config.load_format == "dummy" else None

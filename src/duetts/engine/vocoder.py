@@ -18,12 +18,14 @@ from torch import Tensor
 from duetts import kernels
 from duetts.engine.parts import Decoded
 from duetts.engine.recordings import Recordings
+from duetts.model_config import CodecConfig
 from duetts.models.codec import Codec
 from duetts.models.stream_decoder import StreamDecoder
 from duetts.types import Int32
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
 FRAMES = (1, 2, 4, 8, 16)
+GPU_DTYPE = torch.float16  # of the decoder; `stream_decoder.py` says why
 MOST = 256  # frames of all streams in one recording: 4 to 5 ms of an H200, which more would not use better
 
 log = logging.getLogger(__name__)
@@ -96,7 +98,9 @@ class GraphedVocoder:
         self._state = decoder.new_state(slots)
         self._on_gpu = decoder.device.type == "cuda"
         self._frames = sorted(frames)
-        self._streams = {each: [count for count in sorted(streams) if count * each <= most] for each in self._frames}
+        counts = sorted(streams)
+        counts = counts[: bisect_left(counts, slots) + 1]  # more are never due
+        self._streams = {each: [count for count in counts if count * each <= most] for each in self._frames}
         shapes = [(count, each) for each in self._frames for count in self._streams[each]]
         self._shapes = sorted(shapes, key=lambda shape: shape[0] * shape[1])  # a size of the recordings is a place here
         sizes = range(len(self._shapes))
@@ -107,8 +111,9 @@ class GraphedVocoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and of all slots; recordings take about 3.5 MB more for each of `MOST` frames."""
-        return self._decoder.nbytes + self._state.nbytes
+        """Bytes of weights, of all slots and of the largest call's signals."""
+        streams, frames = self._shapes[-1]
+        return self._decoder.nbytes + self._state.nbytes + streams * frames * self._decoder.bytes_per_frame
 
     @torch.inference_mode()
     def prepare(self, seconds: float) -> None:
@@ -196,6 +201,12 @@ class GraphedVocoder:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._own)
         return event
+
+
+def count_graphed_bytes(config: CodecConfig, *, slots: int) -> int:
+    """What a graphed vocoder takes on its device beside the codec that it is made from, without making it."""
+    with torch.device("meta"):
+        return GraphedVocoder(StreamDecoder(Codec(config), GPU_DTYPE), slots=slots).nbytes
 
 
 class GraphedDecoding:

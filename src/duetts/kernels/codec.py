@@ -43,8 +43,8 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, inputs: int, outputs: int, taps: int, *, processors: int, wide: bool, shared: bool) -> Tile:
-        """`wide`: 4-byte values, of which half as many fit. `shared`: programs may share a tile. Products of one tap have a
-        residual or GELU in their epilogue, for which a tile of 256 leaves no registers."""
+        """`wide`: 4-byte values, of which half as many fit. `shared`: programs may share a tile. Products of one tap are
+        short: at 128 x 128 two programs fit a processor, and one multiplies while the other one ends."""
         if rows <= 64:  # weights are all there is to read
             tile = cls(max(16, triton.next_power_of_2(rows)), 64, 128, stages=4)
         elif _tiles(rows, outputs, 128, 128) < processors:

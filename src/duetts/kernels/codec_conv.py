@@ -20,9 +20,10 @@ would waste a quarter of its products.
 Few rows (one stream, one frame: 4 to 2,048) do not fill 132 processors: the taps of one tile are then split over programs,
 which leave partial sums in float32; the last to come adds them in order, so that a result does not depend on who is last.
 
-Compiled for sm_90 by Triton 3.7.1: every tile of 64 rows and more multiplies with wgmma and copies 16 bytes at a time into
-shared memory while it does; at 128 x 256 a residual in the epilogue spills registers, at 128 x 128 it does not. A Snake is 13
-FMA on values that are in registers; the library's sine would be a branch with a slow path, and a division per value.
+Compiled for sm_90 by Triton 3.6 and 3.7.1: every tile of 64 rows and more multiplies with wgmma while 16-byte copies fill
+shared memory, and no tile that is chosen spills (the epilogue in halves sees to that). A Snake is 13 FMA on values in
+registers; the library's sine would be a branch with a slow path, and the reciprocal of its frequency a division per value. Each
+tap reads its rows from the L2 again: 16-byte asynchronous copies pass by the L1.
 
 Measured: not yet.
 """
@@ -142,10 +143,25 @@ def conv_kernel(
             tl.store(counts + tile, 0)
     if finished:
         column = step * OUTPUTS
-        _finish(
-            y, bias, alpha, residual, raw, ahead, stream * residual_stride + column, stream * raw_stride + column,
-            stream * ahead_stride + column, n, inside, ACT, RESIDUAL, RAW, AHEAD, OUTPUTS,
-        )  # fmt: skip
+        places_in, places_raw = stream * residual_stride + column, stream * raw_stride + column
+        places_ahead = stream * ahead_stride + column
+        if BN >= 128:  # in halves, as registers have no room for a whole residual beside the sums
+            half: tl.constexpr = BN // 2
+            first, second = tl.split(tl.permute(tl.reshape(y, (BM, 2, half)), (0, 2, 1)))
+            columns = (tile % across) * BN + tl.arange(0, half)
+            _finish(
+                first, bias, alpha, residual, raw, ahead, places_in, places_raw, places_ahead, columns, inside,
+                ACT, RESIDUAL, RAW, AHEAD, OUTPUTS,
+            )  # fmt: skip
+            _finish(
+                second, bias, alpha, residual, raw, ahead, places_in, places_raw, places_ahead, columns + half, inside,
+                ACT, RESIDUAL, RAW, AHEAD, OUTPUTS,
+            )  # fmt: skip
+        else:
+            _finish(
+                y, bias, alpha, residual, raw, ahead, places_in, places_raw, places_ahead, n, inside,
+                ACT, RESIDUAL, RAW, AHEAD, OUTPUTS,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_FLEXIBLE)

@@ -105,6 +105,12 @@ class StreamDecoder:
         """Bytes of weights and tables, beside those of the codec that they were made from."""
         return count_bytes(list(vars(self).values()))
 
+    @property
+    def bytes_per_frame(self) -> int:
+        """Of the signals of a call: all that are looked back into, and the largest twice more (a residual and an inner one)."""
+        sizes = [look.steps * look.channels for look in self._looks]
+        return (sum(sizes) + 2 * max(sizes)) * self._dtype.itemsize
+
     def new_state(self, slots: int) -> DecoderState:
         """Memory for `slots` streams that have not begun."""
         window = self._window
