@@ -38,7 +38,7 @@ class Case:
     """`run` and `twin` take the index of an input set. `num_bytes` is what must move through memory at least.
 
     `torch` is what is timed beside it (None: the twin). `variants` are the configurations of a sweep, by label: they compute
-    the same as `run`.
+    the same as `run`. `neighbours` makes more of them from the label of a good one.
     """
 
     op: str
@@ -51,6 +51,11 @@ class Case:
     torch: Callable[[int], Any] | None = None
     tolerance: float = 1e-2
     variants: dict[str, Callable[[int], Any]] = field(default_factory=dict)
+    neighbours: Callable[[str], dict[str, Callable[[int], Any]]] = lambda label: {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.shape} {self.rows}"
 
 
 def error_of(case: Case, run: Callable[[int], Any]) -> float:

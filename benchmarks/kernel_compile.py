@@ -72,19 +72,35 @@ def _record_instead_of_launching() -> list[Any]:
     return compiled
 
 
-def _share(arguments: argparse.Namespace, dtype: str, worker: int, workers: int) -> list[dict[str, Any]]:
-    """Compiles every `workers`-th case or variant, on tensors without memory."""
+def _todo(
+    arguments: argparse.Namespace, dtype: str, wanted: dict[str, list[str]] | None
+) -> list[tuple[str, Callable[[int], Any]]]:
+    """All cases, and all variants if a sweep is meant; or of each case in `wanted` the neighbours with these labels."""
     import torch
     from benchmarks.kernel_case import Setup
     from benchmarks.kernels import cases_of
 
+    todo: list[tuple[str, Callable[[int], Any]]] = []
+    for case in cases_of(arguments, Setup(torch.device("meta"), getattr(torch, dtype), tuple(arguments.rows))):
+        if wanted is None:
+            todo += [
+                (case.name, case.run),
+                *((f"{case.name} {label}", run) for label, run in case.variants.items() if arguments.sweep),
+            ]
+        else:
+            todo += [(f"{case.name} {label}", case.neighbours(label)[label]) for label in wanted.get(case.name, [])]
+    return todo
+
+
+def _share(
+    arguments: argparse.Namespace, dtype: str, wanted: dict[str, list[str]] | None, worker: int, workers: int
+) -> list[dict[str, Any]]:
+    """Compiles every `workers`-th case or variant, on tensors without memory."""
+    import torch
+
     torch.set_num_threads(1)
     compiled = _record_instead_of_launching()
-    setup = Setup(torch.device("meta"), getattr(torch, dtype), tuple(arguments.rows))
-    todo: list[tuple[str, Callable[[int], Any]]] = []
-    for case in cases_of(arguments, setup):
-        name = f"{case.op} {case.shape} {case.rows}"
-        todo += [(name, case.run), *((f"{name} {label}", run) for label, run in case.variants.items() if arguments.sweep)]
+    todo = _todo(arguments, dtype, wanted)
     rows: dict[str, dict[str, Any]] = {}
     for name, run in todo[worker::workers]:
         compiled.clear()
@@ -101,11 +117,11 @@ def _share(arguments: argparse.Namespace, dtype: str, worker: int, workers: int)
     return list(rows.values())
 
 
-def compile_all(arguments: argparse.Namespace, dtype: str, workers: int | None = None) -> int:
+def compile_all(arguments: argparse.Namespace, dtype: str, wanted: dict[str, list[str]] | None = None) -> int:
     """Prints what is unusual; returns 1 if something cannot run on the card."""
-    workers = workers or os.cpu_count() or 1
+    workers = os.cpu_count() or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        shares = pool.map(_share, *zip(*((arguments, dtype, index, workers) for index in range(workers)), strict=True))
+        shares = pool.map(_share, *zip(*((arguments, dtype, wanted, index, workers) for index in range(workers)), strict=True))
         rows = [row for share in shares for row in share]
     bad = [row for row in rows if "failed" in row or row["shared"] > SHARED_BYTES]
     for row in rows:

@@ -117,6 +117,12 @@ def label(config: Config) -> str:
     return " ".join(f"{name}={int(value)}" for name, value in config._asdict().items())
 
 
+def _config(text: str) -> Config:
+    """The configuration of a label."""
+    values = [int(word.split("=")[1]) for word in text.split()]
+    return Config(*values[:7], *map(bool, values[7:]))
+
+
 def _labelled(configs: Iterator[Config], run: Callable[..., Any]) -> dict[str, Callable[[int], Any]]:
     return {label(config): partial(run, config=config) for config in configs}
 
@@ -128,7 +134,7 @@ def _case(
     return Case(
         use.split(":")[0], use.split(":")[1] + (f" {eight_bit}" if eight_bit else ""), rows, num_bytes, sets, run, twin,
         torch=None if eight_bit else torch_run, tolerance=1e-5 if setup.dtype == torch.float32 else 1e-2,
-        variants=_labelled(configs, run),
+        variants=_labelled(configs, run), neighbours=lambda text: _labelled(neighbours(_config(text), rows), run),
     )  # fmt: skip
 
 

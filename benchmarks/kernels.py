@@ -75,18 +75,13 @@ def show(row: dict[str, Any]) -> None:
     print(f"{name} {speed}  torch {torch_us} us  error {row['error']:.1e}", flush=True)
 
 
-def best_of(case: Case, deadline: float) -> list[dict[str, Any]]:
-    """Times a case's variants, then the neighbours of the best, as long as there is time; fastest first."""
+def attempt(case: Case, runs: dict[str, Callable[[int], Any]], found: dict[str, dict[str, Any]], deadline: float) -> None:
+    """Times what is not in `found` yet, and puts it there, as long as there is time."""
     from benchmarks.kernel_case import error_of, time_us
-    from benchmarks.kernel_products import neighbours
 
-    from duetts.kernels.projection import Config
-
-    found: dict[str, dict[str, Any]] = {}
-
-    def attempt(name: str, run: Callable[[int], Any]) -> None:
+    for name, run in runs.items():
         if name in found or time.monotonic() > deadline:
-            return
+            continue
         try:
             error = error_of(case, run)
             us = time_us(run, case.sets, repeats=7) if error <= case.tolerance else None
@@ -94,37 +89,45 @@ def best_of(case: Case, deadline: float) -> list[dict[str, Any]]:
         except Exception as failure:  # a sweep goes on: what does not compile or fit is a result too
             found[name] = {"config": name, "us": None, "failed": f"{type(failure).__name__}: {failure}"[:200]}
 
-    def ordered() -> list[dict[str, Any]]:
-        return sorted(found.values(), key=lambda row: row["us"] if row["us"] is not None else float("inf"))
 
-    for name, run in case.variants.items():
-        attempt(name, run)
-    if found and (top := ordered()[0])["us"] is not None and "config" in case.variants[top["config"]].keywords:
-        config: Config = case.variants[top["config"]].keywords["config"]
-        base = case.run
-        for other in neighbours(config, case.rows):
-            from benchmarks.kernel_products import label
-
-            attempt(label(other), lambda index, other=other: base(index, config=other))
-    return ordered()
+def fastest(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    timed = [row for row in found.values() if row["us"] is not None]
+    return sorted(timed, key=lambda row: row["us"]) + [row for row in found.values() if row["us"] is None]
 
 
 def sweep(arguments: argparse.Namespace, setup: Setup) -> list[dict[str, Any]]:
+    """First the variants of every case, then, compiled all at once, the neighbours of each case's best."""
+    from benchmarks.kernel_compile import compile_all
+
+    begin, todo = time.monotonic(), [case for case in cases_of(arguments, setup) if case.variants]
+    found: list[dict[str, dict[str, Any]]] = [{} for _ in todo]
+    for index, case in enumerate(todo):
+        attempt(case, case.variants, found[index], begin + 0.6 * arguments.limit_s * (index + 1) / len(todo))
+    near = [
+        case.neighbours(best[0]["config"]) if (best := fastest(rows)) and best[0]["us"] is not None else {}
+        for case, rows in zip(todo, found, strict=True)
+    ]
+    compile_all(arguments, arguments.dtype, {case.name: list(runs) for case, runs in zip(todo, near, strict=True)})
+    second = time.monotonic()
+    for index, case in enumerate(todo):
+        left = begin + arguments.limit_s - second
+        attempt(case, near[index], found[index], second + left * (index + 1) / len(todo))
+    rows = []
+    for case, results in zip(todo, found, strict=True):
+        rows.append({"op": case.op, "shape": case.shape, "rows": case.rows, "bytes": case.num_bytes, "tried": fastest(results)})
+        show_best(case, rows[-1]["tried"])
+    return rows
+
+
+def show_best(case: Case, tried: list[dict[str, Any]]) -> None:
     from benchmarks.kernel_case import BANDWIDTH
 
-    todo = [case for case in cases_of(arguments, setup) if case.variants]
-    end = time.monotonic() + arguments.limit_s
-    rows = []
-    for index, case in enumerate(todo):
-        share = (end - time.monotonic()) / (len(todo) - index)
-        tried = best_of(case, time.monotonic() + share)
-        rows.append({"op": case.op, "shape": case.shape, "rows": case.rows, "bytes": case.num_bytes, "tried": tried})
-        print(f"{case.op} {case.shape} {case.rows} rows: {len(tried)} of {len(case.variants)} and neighbours")
-        for result in tried[:4]:
-            if result["us"] is not None:
-                part = case.num_bytes / (result["us"] * 1e-6) / BANDWIDTH
-                print(f"    {result['us']:8.2f} us {part:6.1%}  {result['config']}", flush=True)
-    return rows
+    print(f"{case.name}: {sum(row['us'] is not None for row in tried)} of {len(tried)} timed")
+    for row in tried[:4]:
+        if row["us"] is not None:
+            print(
+                f"    {row['us']:8.2f} us {case.num_bytes / (row['us'] * 1e-6) / BANDWIDTH:6.1%}  {row['config']}", flush=True
+            )
 
 
 def dry_run(arguments: argparse.Namespace, setup: Setup) -> list[dict[str, Any]]:

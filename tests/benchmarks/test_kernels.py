@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.kernel_case import Case, error_of
 
-from benchmarks import kernels
+from benchmarks import kernel_case, kernel_compile, kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +54,23 @@ def test_all_kernels_compile_for_an_h200() -> None:
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 cannot run, 0 spill" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that likes 32 rows and eight warps, and a compiler that only writes down what it is asked for."""
+    asked: dict[str, list[str]] = {}
+
+    def clock(run: partial[Any], sets: int, repeats: int) -> float:
+        config = run.keywords["config"]
+        return 10.0 - config.warps + 100 * (config.block_n != 32)
+
+    monkeypatch.setattr(kernel_case, "time_us", clock)
+    monkeypatch.setattr(kernel_compile, "compile_all", lambda arguments, dtype, wanted: asked.update(wanted))
+    arguments = kernels.parse(["--sweep", "gate", "--eight-bit", "--limit-s", "60"])
+    (rows,) = kernels.sweep(arguments, kernel_case.Setup(torch.device("cpu"), torch.float32, (2,), tiny=True))
+    best = rows["tried"][0]["config"]
+    assert best.startswith("block_n=32 ")
+    assert " warps=8 " in best
+    assert best in asked["norm_gate w1 w3 2"]
+    assert all(row["us"] is not None and row["error"] < 1e-5 for row in rows["tried"])
