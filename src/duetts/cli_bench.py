@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -95,14 +96,14 @@ def bench(
         from duetts.bench import workloads as known
 
         host, port, prefix = client.read_url(url)
-        pcm = metrics.Pcm(sample_rate, frame_length)
+        pcm, number = metrics.Pcm(sample_rate, frame_length), int(time.time()) << 16 if first is None else first
         session = load.Session(
             client.Target(host, port, f"{prefix}/v1/audio/speech", api_key, audio == "wav", pcm, timeout),
             known.Asker(dialect, model, audio, fields(field or [])),
             load.Measure(seconds, least, most, repeats, frames, short, most_clients),
-            int(time.time()) << 16 if first is None else first,
+            itertools.count(number),
         )
-        conditions = report.conditions(sys.argv[1:], note, url.rstrip("/"), api_key)
+        conditions = report.conditions(sys.argv[1:], note, url.rstrip("/"), api_key) | {"first": number}
         told = report.Report(session, conditions, earlier(output) if append and output else {})
         rates = numbers(loads, "loads", lambda share: program.rate_of(share, peak, pcm))
         work = program.Program(session, told, typer.echo, output=output, loads=rates, peak=peak, whole=not streams_only)

@@ -15,10 +15,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from duetts.bench.report import card, program, write_json
 from duetts.checkpoint import Model, load_model
+from duetts.conditions import card, program, write_json
 from duetts.config import EngineConfig
-from duetts.engine.inprocess import build_vocoder, choose_device, choose_dtype
+from duetts.engine.inprocess import build_vocoder
+from duetts.engine.memory import choose_device, choose_dtype
 from duetts.engine.pages import PAGE, Block, pages_for
 from duetts.engine.parts import UNSOUND, Device, Result, Vocoder
 from duetts.engine.playout import Playout

@@ -47,8 +47,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"audio", "config", "service", *WORDS},
     "serving": {"server", "synthesizer", "engine", *SETTINGS},
     "roofline": set(),
-    "bench": {"roofline", "errors"},
-    "parts_bench": {"bench", "roofline", "engine", "models", "checkpoint", *SETTINGS},
+    "conditions": set(),
+    "bench": {"roofline", "conditions", "errors"},
+    "parts_bench": {"roofline", "conditions", "engine", "models", "checkpoint", *SETTINGS},
     "cluster": {"server", "synthesizer", "config", "errors"},
     "doctor": {
         "tts", "synthesizer", "engine", "voices", "embedded", "checkpoint", "checkpoint_files", "models", "kernels",
@@ -216,7 +217,7 @@ def test_number_of_dependencies() -> None:
 
 
 def test_server_and_text_side_load_no_torch() -> None:
-    rooms = ("synthesizer", "server", "serving", "text", "voices", "audio", "config", "model_config", "roofline", "bench")
+    rooms = ("synthesizer", "server", "serving", "text", "voices", "audio", "config", "model_config", "conditions", "bench")
     # The server's end of the socket, and the engine's end but for the engine itself.
     ends = ("wire", "routing", "link", "supervisor", "remote", "host", "life", "null")
     names = [m.name for m in MODULES if m.room in rooms or m.name in {f"{ROOT}.engine.{end}" for end in ends}]

@@ -171,8 +171,6 @@ class Exchange(asyncio.BufferedProtocol):
         record.error = error
         self.done.set_result(None)
 
-    # -- reading no faster than it is played -------------------------------------------------------------------------
-
     def _room(self) -> int:
         """Bytes until so much audio is in hand as a paced reader may have."""
         return min(len(BUFFER), int((AHEAD_S - self.player.ahead_s(time.monotonic())) * self._pcm.bytes_per_s))

@@ -20,6 +20,7 @@ from duetts.bench.workloads import Asker, Row, Workload, table
 PAUSE_S = 0.2  # of a client after a failure, so that a server that refuses is not hammered
 WARM_UP_FRAMES = 43  # at most, in the short form
 CONFIRMING = 3  # runs that a capacity must stand
+CAPACITY_STEP = 0.06  # how near the search for it comes
 
 Send = Callable[[int, int], Awaitable[Record]]  # client and how many it has had -> what came of it
 
@@ -35,7 +36,6 @@ class Measure:
     frames: int = 0  # instead of the workload's own, for small machines
     short: bool = False
     most_clients: int = 1024  # where the search for a capacity ends
-    capacity_step: float = 0.06  # how near the search comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,12 @@ class Point:
 
 @dataclass
 class Session:
-    """One server that is measured. Numbers of requests go on, so that nothing is ever asked twice, also after a restart of
-    the client with another `first`."""
+    """One server that is measured. `numbers` of requests go on, so that nothing is ever asked twice."""
 
     target: Target
     asker: Asker
     measure: Measure = Measure()
-    first: int = 0
-    _numbers: itertools.count[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._numbers = itertools.count(self.first)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
     def pcm(self) -> Pcm:
@@ -85,7 +80,7 @@ class Session:
         loop = point.workload.loop
         began, processor = time.monotonic(), time.process_time()
         if loop == "poisson":
-            await poisson(send, point.load, self.measure, seed=next(self._numbers))
+            await poisson(send, point.load, self.measure, seed=next(self.numbers))
         elif loop == "burst":
             await asyncio.gather(*(send(client, 0) for client in range(clients)))
         else:
@@ -107,16 +102,13 @@ class Session:
             tell(clients, done)
             return keeps_up(done, self.pcm)
 
-        measure = self.measure
-        confirming = measure.repeats if measure.short else CONFIRMING
-        return await search(stands, round(point.load), measure.most_clients, measure.capacity_step, confirming)
+        confirming = self.measure.repeats if self.measure.short else CONFIRMING
+        return await search(stands, point.clients, self.measure.most_clients, CAPACITY_STEP, confirming)
 
     def _frames(self, point: Point, row: Row) -> int:
         return self.measure.frames or point.workload.frames or row.frames
 
-    def _sender(
-        self, point: Point, clients: int, records: list[Record], frames: int = 0, paced: bool | None = None
-    ) -> Send:  # fmt: skip
+    def _sender(self, point: Point, clients: int, records: list[Record], frames: int = 0, paced: bool | None = None) -> Send:
         slow = point.workload.loop == "readers" if paced is None else paced
 
         async def send(client: int, turn: int) -> Record:
@@ -124,7 +116,7 @@ class Session:
             index = client + turn * clients
             row = table()[index % len(table())]
             asked = frames or self._frames(point, row)
-            number = next(self._numbers)
+            number = next(self.numbers)
             body, seconds = self.asker.body(point.workload, row, number, asked, point.streaming)
             record = Record(index, client, asked, point.streaming, slow, due, text_chars=row.text_chars, reference_s=seconds)
             records.append(record)
@@ -162,9 +154,7 @@ async def poisson(send: Send, rate: float, measure: Measure, seed: int) -> None:
     await asyncio.gather(*asked)
 
 
-async def search(
-    stands: Callable[[int, int], Awaitable[bool]], start: int, most: int, step: float, confirming: int
-) -> int:  # fmt: skip
+async def search(stands: Callable[[int, int], Awaitable[bool]], start: int, most: int, step: float, confirming: int) -> int:
     """The largest number that stands: doubled until it falls, halved in between until it is known to a part `step`, then
     `confirming` runs, going down while these fall. A number falls for good."""
     good, bad, trial = 0, most + 1, max(1, start)

@@ -97,7 +97,7 @@ def rtf(record: Record, pcm: Pcm) -> float:
 
 
 def decode_rtf(record: Record, pcm: Pcm) -> list[float]:
-    """From first to last byte of samples, over the duration without the first chunk. None if there is but one chunk."""
+    """From first to last byte of samples, over the duration without the first chunk; none if that is all."""
     if record.error:
         return [math.inf]
     later = record.audio_bytes - record.chunks[0][1] if record.chunks else 0
@@ -145,13 +145,9 @@ class Run:
         if self.open_loop:
             stop = max(record.start for record in done)
             return (first, stop, True) if stop > first else (first, last, False)
-        begins: dict[int, float] = {}
-        ends: dict[int, float] = {}
-        for record in done:
-            begins[record.client] = min(record.start, begins.get(record.client, math.inf))
-            ends[record.client] = max(record.end, ends.get(record.client, 0.0))
-        begin, end = max(begins.values()), min(ends.values())
-        steady = len(begins) == self.clients and len(done) > self.clients and end > begin
+        each = [[one for one in done if one.client == client] for client in {record.client for record in done}]
+        begin, end = max(min(one.start for one in mine) for mine in each), min(max(one.end for one in mine) for mine in each)
+        steady = len(each) == self.clients and len(done) > self.clients and end > begin
         return (begin, end, True) if steady else (first, last, False)
 
 
@@ -181,8 +177,6 @@ def rates(run: Run, pcm: Pcm) -> dict[str, float]:
         "client_processor_share": run.processor_share,
     }
 
-
-# -- figures ---------------------------------------------------------------------------------------------------------------
 
 Figure = tuple[float, float | None, float | None]  # a value and its 95 % interval; without several repeats there is none
 

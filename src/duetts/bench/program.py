@@ -12,6 +12,7 @@ from duetts.bench.load import Point, Session
 from duetts.bench.metrics import Pcm, Run, keeps_up
 from duetts.bench.report import Report
 from duetts.bench.workloads import PEAK_SHARES, WORKLOADS, Workload, mean_frames
+from duetts.conditions import write_json
 from duetts.errors import ConfigError
 
 try:
@@ -20,8 +21,6 @@ try:
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 except ImportError:
     new_event_loop = asyncio.new_event_loop
-
-Tell = Callable[[str], None]
 
 
 def run_in_loop(work: Coroutine[Any, Any, None]) -> None:
@@ -48,8 +47,8 @@ class Program:
     takes shares of; without it the best that was measured before."""
 
     def __init__(
-        self, session: Session, told: Report, tell: Tell, *, output: Path | None = None, loads: tuple[float, ...] = (),
-        peak: float = 0.0, whole: bool = True,
+        self, session: Session, told: Report, tell: Callable[[str], None], *, output: Path | None = None,
+        loads: tuple[float, ...] = (), peak: float = 0.0, whole: bool = True,
     ) -> None:  # fmt: skip
         self._session, self._report, self._tell = session, told, tell
         self._output, self._loads, self._peak, self._whole = output, loads, peak, whole
@@ -111,4 +110,4 @@ class Program:
 
     def _save(self) -> None:
         if self._output is not None:
-            report.write_json(self._output, self._report.content())
+            write_json(self._output, self._report.content())

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import shutil
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from duetts.bench.client import WRONG_LENGTH
 from duetts.bench.load import Point, Session
 from duetts.bench.metrics import Pcm, Run, figures, ttfa, ttfp, worst_wait
+from duetts.conditions import card, program
 
 COLUMNS = ("repeat", "index", "client", "frames", "text_chars", "reference_s", "due_s", "start_s", "ttfp_ms", "ttfa_ms",
            "end_s", "audio_bytes", "underrun_ms", "chunks", "status", "error")  # fmt: skip
-CARD_FIELDS = "name,driver_version,memory.used,clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 @dataclass
@@ -56,35 +48,15 @@ class Report:
 
     def content(self) -> dict[str, Any]:
         measure = self.session.measure
-        run = {**self.conditions, "measure": asdict(measure) | {"first": self.session.first}}
         return {
             "kind": "duetts bench",
             "short": measure.short or self.earlier.get("short", False),
-            "runs": [*self.earlier.get("runs", []), run],
+            "runs": [*self.earlier.get("runs", []), {**self.conditions, "measure": asdict(measure)}],
             "pcm": asdict(self.session.pcm),
             "capacity": self.capacity,
             "columns": COLUMNS,
             "points": self.points,
         }
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """One entry of a list a line, so that a file with thousands of rows can be compared. Raises `OSError`."""
-    fresh = path.with_name(f".{path.name}.writing")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh.write_text(json.dumps(_plain(content), allow_nan=False).replace("], [", "],\n[") + "\n", encoding="utf-8")
-    os.replace(fresh, path)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity: it is written as a word; what is not known as null."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float):
-        return None if math.isnan(value) else round(value, 4) if math.isfinite(value) else "infinite"
-    return value
 
 
 def summary(point: Point, runs: list[Run], pcm: Pcm) -> dict[str, Any]:
@@ -111,9 +83,6 @@ def _rows(runs: list[Run], pcm: Pcm) -> Iterable[list[Any]]:
                    1e3 * worst_wait(one, pcm), len(one.chunks), one.status, one.error]  # fmt: skip
 
 
-# -- conditions ----------------------------------------------------------------------------------------------------------
-
-
 def conditions(command: list[str], note: str, url: str, api_key: str = "") -> dict[str, Any]:
     """What is run, when and where: this program, and what the server tells of itself and of its machine."""
     paths = ("/version", "/health", "/v1/models")
@@ -127,62 +96,15 @@ def conditions(command: list[str], note: str, url: str, api_key: str = "") -> di
     }
 
 
-def program() -> dict[str, Any]:
-    """Versions, commit and machine of this process."""
-    names = ("duetts", "torch", "triton", "numpy", "uvloop")
-    return {
-        "versions": {name: _version(name) for name in names} | {"python": platform.python_version()},
-        "commit": commit(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-        "program": Path(sys.argv[0]).name,
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def commit() -> str | None:
-    """Of the working tree that this file lies in, with a mark if something in it was changed. None outside of one."""
-    folder = str(Path(__file__).parent)
-    found = _output("git", "-C", folder, "rev-parse", "HEAD")
-    changed = _output("git", "-C", folder, "status", "--porcelain", "--untracked-files=no", ".") if found else None
-    return f"{found} with changes" if found and changed else found
-
-
-def card() -> list[str] | None:
-    """What the driver tells of each GPU: CARD_FIELDS. None without one."""
-    found = _output("nvidia-smi", f"--query-gpu={CARD_FIELDS}", "--format=csv,noheader")
-    return found.splitlines() if found else None
-
-
-def _output(*command: str) -> str | None:
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.strip()
-
-
 def get(url: str, api_key: str = "") -> Any:
     """The JSON of an address; None if there is none."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        error.close()
-        return {"status": error.code}
     except (OSError, ValueError):
         return None
 
-
-# -- a table for people --------------------------------------------------------------------------------------------------
 
 SHOWN = (
     ("requests", "n", 0), ("failures", "failed", 0), ("ttfa_ms_p50", "TTFA p50", 1), ("ttfa_ms_p95", "p95 ms", 1),

@@ -39,7 +39,6 @@ class Workload:
     """`loads` are numbers of clients, for Poisson arrivals requests a second. `reference_s` of the voices; 0: by the table."""
 
     name: str
-    shows: str
     loads: tuple[float, ...]
     loop: Loop = "closed"
     voices: Voices = "none"
@@ -52,15 +51,15 @@ CURVE = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 WORKLOADS = {
     one.name: one
     for one in (
-        Workload("L1", "one client, known 10 s voice", (1,), voices="cached", reference_s=10),
-        Workload("L2", "one client, a voice never heard before each time", (1,), voices="unique", reference_s=10),
-        Workload("T", "throughput, no voice", CURVE, streaming=(True, False)),
-        Workload("C1", "throughput, voices never heard before", CURVE, voices="unique", streaming=(True, False)),
-        Workload("C2", "throughput, 8 voices reused", CURVE, voices="reused", streaming=(True, False)),
-        Workload("P", "Poisson arrivals, lengths 43 to 860 frames", FIRST_RATES, "poisson", frames=0),
-        Workload("S", "listeners who read as fast as they hear", (1,), "readers"),
-        Workload("G", "80 s of speech", (1, 16, 64), frames=LONG_FRAMES),
-        Workload("B", "a burst on an idle server", (64,), "burst"),
+        Workload("L1", (1,), voices="cached", reference_s=10),
+        Workload("L2", (1,), voices="unique", reference_s=10),
+        Workload("T", CURVE, streaming=(True, False)),
+        Workload("C1", CURVE, voices="unique", streaming=(True, False)),
+        Workload("C2", CURVE, voices="reused", streaming=(True, False)),
+        Workload("P", FIRST_RATES, "poisson", frames=0),
+        Workload("S", (1,), "readers"),
+        Workload("G", (1, 16, 64), frames=LONG_FRAMES),
+        Workload("B", (64,), "burst"),
     )
 }
 
@@ -107,21 +106,13 @@ def text(number: int, chars: int) -> str:
     return (spoken[: chars - 1].rstrip() + "..")[:chars].capitalize()
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How a server wants to be asked. `nested` is the field that holds top_k, if it is not a field of its own."""
-
-    streamed: Mapping[str, Any]
-    nested: str = ""
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-
 SAMPLING = {"temperature": 0.8, "top_k": 30}
-DIALECTS = {
-    "duetts": Dialect({"stream_format": "audio"}, more={"chunk_length": 1000}),
-    "vllm-omni": Dialect({"stream": True, "stream_format": "audio"}, nested="extra_params"),
-    "sglang-omni": Dialect({"stream": True}),
-    "openai": Dialect({"stream_format": "audio"}),
+# How servers want to be asked: for a stream, and in any case.
+DIALECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "duetts": ({"stream_format": "audio"}, {"chunk_length": 1000, **SAMPLING}),
+    "vllm-omni": ({"stream": True, "stream_format": "audio"}, {"extra_params": SAMPLING}),
+    "sglang-omni": ({"stream": True}, SAMPLING),
+    "openai": ({"stream_format": "audio"}, SAMPLING),
 }
 
 
@@ -140,13 +131,9 @@ class Asker:
 
     def body(self, workload: Workload, row: Row, number: int, frames: int, streaming: bool) -> tuple[bytes, float]:
         """The JSON of a request with this number, which no other one has; and the seconds of its reference."""
-        dialect = DIALECTS[self.dialect]
-        sampling = {dialect.nested: SAMPLING} if dialect.nested else SAMPLING
-        plain: dict[str, Any] = {"input": text(number, row.text_chars), "response_format": self.format,
-                                 "max_new_tokens": frames, **sampling, **dialect.more}  # fmt: skip
-        plain |= {"model": self.model} if self.model else {}
-        plain |= dialect.streamed if streaming else {}
-        plain |= self.fields
+        streamed, always = DIALECTS[self.dialect]
+        plain = {"model": self.model or None, "input": text(number, row.text_chars), "response_format": self.format,
+                 "max_new_tokens": frames, **always, **(streamed if streaming else {}), **self.fields}  # fmt: skip
         voice = self._voice(workload, row, number)
         if voice is not None:
             plain["ref_text"] = text(TRANSCRIPTS + voice[1], round(15 * voice[0]))
@@ -168,8 +155,6 @@ class Asker:
         voice = number % REUSED_VOICES
         return workload.reference_s or table()[voice].reference_s, 1 + voice
 
-
-# -- speech-like sound for references: a buzzing voice with moving formants, syllables, pauses and breath --------------------
 
 CLIP_RATE = 24000  # Hz
 LONGEST_S = 30
