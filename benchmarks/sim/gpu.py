@@ -123,17 +123,14 @@ class Gpu:
         self.vocoder = Timer(card, self.clock, 2 * SLOTS)
         self.codec = CodecWorker(self.vocoder, cast(ChunkPolicy, policy.chunks), self.pace, self._settle, self.clock)
         self._flight: list[tuple[Sequence, int]] = []
-        self._stay_s = 0.0  # of a listener, from admission to the last frame drawn, fading mean
 
     @property
     def num_open(self) -> int:
         return len(self.open)
 
     def line_s(self) -> float:
-        """How long a new listener would wait outside: those before it, at the rate at which places come free."""
-        listeners = sum(sequence.streaming for sequence in self.scheduler.running)
-        waiting = sum(s.streaming and s.slot is None and s.finished is None for s in self.open)
-        return waiting * self._stay_s / max(1, listeners)
+        """How long a new listener would wait outside, those counted who come at the next turn."""
+        return self.scheduler.line_s + len(self.inbox) * self.pace.stay_s / max(1, len(self.scheduler.running))
 
     def submit(self, request: Request, now: float) -> Sequence:
         """A request reaches the engine; it is heard at the next turn."""
@@ -216,8 +213,7 @@ class Gpu:
         self.scheduler.remove(sequence)
         self.codec.end(sequence)
         if sequence.streaming and reason == "stop" and sequence.admitted_at is not None:
-            stay_s = self.clock.now - sequence.admitted_at
-            self._stay_s += (0.05 if self._stay_s else 1.0) * (stay_s - self._stay_s)
+            self.pace.saw_stay(self.clock.now - sequence.admitted_at)
 
     def _settle(self, sequence: Sequence) -> None:
         request = self.open.pop(sequence)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import huggingface_hub
 import torch
@@ -68,7 +67,7 @@ def read_configs(folder: Path) -> tuple[ModelConfig, CodecConfig]:
 
 def load_model(
     folder: Path, *, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype, max_positions: int | None = None,
-    dummy_seed: int | None = None, quantization: Literal["none", "fp8", "int8"] = "none",
+    dummy_seed: int | None = None, quantization: str = "none",
 ) -> Model:  # fmt: skip
     """Builds both parts on `device` and fills them from the folder, or with seeded random weights if `dummy_seed` is given.
 

@@ -84,7 +84,9 @@ class EngineConfig:
     """How one engine runs. `dtype` "auto" is the checkpoint's on a GPU and float32 on a CPU.
 
     `max_model_len` bounds prompt and output together, in positions; None is the model's own, at most 8192. `kv_positions` is
-    how many positions the KV cache has for all sequences together; None is room for `max_num_seqs` of ordinary length.
+    how many positions the KV cache has for all sequences together; None is room for `max_num_seqs` of ordinary length, as far
+    as `gpu_memory_utilization`, a share of a GPU's memory, allows.
+    A listener who would wait longer than `max_line_s` to be let in is refused at once; None lets the queue's bound decide.
     `quantization` keeps the decoders' matrices in 8 bits with a scale for each row; all else stays in `dtype`.
     A listener's first chunk has `first_chunk` frames, no chunk more than `largest_chunk`. `prefill_block` positions of prompts
     are read between two frames; None is 128 on a CPU and 512 on a GPU.
@@ -103,9 +105,11 @@ class EngineConfig:
     codec_quantum: int = 4
     prefill_block: int | None = None
     kv_positions: int | None = None
+    gpu_memory_utilization: float = 0.9
     first_chunk: int = 2
     largest_chunk: int = 16
     cpu_threads: int = field(default_factory=lambda: max(1, (os.cpu_count() or 2) // 2))
+    max_line_s: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +118,9 @@ class EngineConfig:
         _one_of(QUANTIZATIONS, quantization=self.quantization)
         _at_least(1, max_num_seqs=self.max_num_seqs, rows=self.rows, codec_quantum=self.codec_quantum)
         _at_least(1, cpu_threads=self.cpu_threads, first_chunk=self.first_chunk, largest_chunk=self.largest_chunk)
-        _at_least(0, max_queue=self.max_queue)
+        _at_least(0, max_queue=self.max_queue, max_line_s=self.max_line_s or 0)
+        share = self.gpu_memory_utilization
+        _require(0 < share <= 1, f"gpu_memory_utilization is {share}; it is a share, above 0 and at most 1")
         block = 16 if self.prefill_block is None else self.prefill_block
         _require(block >= 16 and block % 16 == 0, f"prefill_block is {block}; it must be a multiple of 16")
         _at_least(2, max_model_len=2 if self.max_model_len is None else self.max_model_len)

@@ -15,7 +15,7 @@ import torch
 from duetts.checkpoint import read_configs
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.config import EngineConfig
-from duetts.engine.inprocess import DEFAULT_MODEL_LEN, cache_positions, choose_device, choose_dtype, plan_memory
+from duetts.engine.memory import choose_device, longest_sequence, plan_memory
 from duetts.errors import CheckpointError, ConfigError
 from duetts.model_config import CodecConfig, ModelConfig
 
@@ -88,16 +88,14 @@ def _memory(model_config: ModelConfig, codec_config: CodecConfig, config: Engine
     """The same sum that a start refuses by, against what is free now."""
     try:
         device = choose_device(config.device)
+        plan = plan_memory(model_config, codec_config, config, device)
     except ConfigError as error:
         yield Finding("memory", str(error), good=False)
         return
-    length = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
-    dtype = choose_dtype(config.dtype, device, model_config)
-    plan = plan_memory(model_config, codec_config, dtype, cache_positions(config, length))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
     fits = plan.total <= free
     advice = "" if fits else "; it does not fit: lower max_num_seqs or max_model_len"
-    slots = f"{config.max_num_seqs} slots of {length} positions"
+    slots = f"{config.max_num_seqs} slots, {longest_sequence(model_config, config)} positions at most"
     yield Finding("memory", f"{plan} ({slots}); {free / GB:.2f} GB free on {device}{advice}", good=fits)
 
 

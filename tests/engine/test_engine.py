@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import torch
 
 from duetts.checkpoint import load_model, read_configs
 from duetts.config import EngineConfig
-from duetts.engine.inprocess import InProcessSpeaker, build_engine, check_memory, choose_device, describe, plan_memory
+from duetts.engine.inprocess import InProcessSpeaker, build_engine, describe
+from duetts.engine.memory import choose_device, fit_memory, plan_memory
 from duetts.engine.pages import Block
 from duetts.engine.parts import UNSOUND, Decoding
 from duetts.engine.sequence import Sequence
 from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotEnoughMemory, NotReady, Overloaded
 from duetts.json_fields import read_json
 from duetts.model_config import ModelConfig
+from duetts.models.blocks import Projection
 from duetts.text.prompt import build_prompt
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Chunk, Int32, Outcome, Sampling, Utterance
@@ -234,16 +237,42 @@ async def test_encoding_does_not_depend_on_what_else_runs(tiny_folder: Path, pro
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, codec = read_configs(tiny_folder)
-    plan = plan_memory(config, codec, torch.float32, positions=100)
+    models = read_configs(tiny_folder)
+    longest = models[0].slow.max_positions
+    config = EngineConfig(dtype="float32", max_num_seqs=6, max_model_len=longest, gpu_memory_utilization=0.5)
+    asked = replace(config, kv_positions=6 * longest)
+    plan = plan_memory(*models, asked, CPU)
     loaded = load_model(tiny_folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32)
     assert plan.weights == sum(p.nbytes for p in loaded.dual_ar.parameters())
-    assert plan.caches == 100 * 2 * 2 * 2 * 16 * 4  # keys and values, layers, key-value heads, head size, bytes
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (plan.total - 1, 10**9))
-    with pytest.raises(NotEnoughMemory, match=r"GB needed: weights .* are free on cuda"):
-        check_memory(plan, torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (plan.total, 10**9))
-    check_memory(plan, torch.device("cuda"))
+    assert plan.codec == sum(p.nbytes for p in loaded.codec.parameters())
+    assert plan.position_bytes == 2 * 2 * 2 * 16 * 4  # keys and values, layers, key-value heads, head size, bytes
+    assert plan.positions == 6 * longest
+    assert fit_memory(plan, models[0], config, CPU) == plan
+    cuda = torch.device("cuda")
+
+    def free(share: int, spare: int = 10**12) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (spare, 2 * share))
+
+    free(plan.total)
+    assert fit_memory(plan, models[0], asked, cuda) == plan
+    free(plan.total - 1)
+    assert fit_memory(plan, models[0], config, cuda).positions == 6 * longest - 16
+    with pytest.raises(NotEnoughMemory):
+        fit_memory(plan, models[0], asked, cuda)
+    least = plan.total - 5 * longest * plan.position_bytes
+    free(least)
+    assert fit_memory(plan, models[0], config, cuda).positions == longest
+    for share, spare in ((least - 1, 10**12), (10**12, least - 1)):
+        free(share, spare)
+        with pytest.raises(NotEnoughMemory, match=r"GB needed: weights .* are free on cuda, 0.5 of .* may be used"):
+            fit_memory(plan, models[0], config, cuda)
+
+
+def test_eight_bits_are_planned_as_they_are_loaded(tiny_folder: Path) -> None:
+    plan = plan_memory(*read_configs(tiny_folder), EngineConfig(dtype="float32", quantization="int8"), CPU)
+    loaded = load_model(tiny_folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32, quantization="int8").dual_ar
+    scales = sum(m.scale.nbytes for m in loaded.modules() if isinstance(m, Projection) and m.scale is not None)
+    assert plan.weights == sum(p.nbytes for p in loaded.parameters()) + scales
 
 
 def test_devices_are_named_or_refused() -> None:

@@ -85,7 +85,10 @@ class Engine:
         needed = sequence.prompt_length + utterance.max_frames
         assert needed <= self._parts.room.length, f"{needed} positions are needed, a sequence has {self._parts.room.length}"
         with self._wake:
-            self._check_room(beyond=utterance.continues)
+            if self._draining or not self._alive:
+                raise NotReady("the engine takes nothing more")
+            if not utterance.continues:
+                self._check_room(utterance.streaming)
             self._open += 1
             begin = self._decode if utterance.decode_only else self._scheduler.add
             self._inbox.append(lambda: begin(sequence))
@@ -159,14 +162,16 @@ class Engine:
         self._scheduler.assert_idle()
         assert self._codec.idle, "the codec still holds streams"
 
-    def _check_room(self, *, beyond: bool) -> None:
-        if self._draining or not self._alive:
-            raise NotReady("the engine takes nothing more")
-        slots, queue = self._parts.room.slots, self._parts.max_queue
-        if self._open >= slots + queue and not beyond:
+    def _check_room(self, streaming: bool) -> None:
+        slots, queue, limit_s = self._parts.room.slots, self._parts.max_queue, self._parts.max_line_s
+        if self._open >= slots + queue:
             ahead = 1 + queue / slots  # how often every slot changes hands before a new one's turn
             wait_s = max(1.0, self._seconds_per_request * ahead)
             raise Overloaded(f"all {slots + queue} places are taken", retry_after_s=wait_s)
+        line_s = self._scheduler.line_s
+        if streaming and limit_s is not None and line_s > limit_s:
+            wait_s = max(1.0, line_s - limit_s)
+            raise Overloaded(f"a listener would wait for {line_s:.1f} s, {limit_s:g} s are allowed", retry_after_s=wait_s)
 
     def _post(self, message: Callable[[], None]) -> None:
         with self._wake:
@@ -330,6 +335,8 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """The one end of every sequence: frees its slot and pages and lets the codec send what is left. `_settle` follows."""
         sequence.finished = reason
+        if sequence.streaming and sequence.admitted_at is not None and reason in ("stop", "length"):
+            self.pace.saw_stay(self._clock() - sequence.admitted_at)
         self._scheduler.remove(sequence)
         self._codec.end(sequence)
 

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from duetts.checkpoint import Model, describe_layout, load_model, read_configs
+from duetts.checkpoint import Model, load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.engine import Engine
-from duetts.engine.pages import PAGE, pages_for
+from duetts.engine.memory import (
+    cache_positions,
+    choose_device,
+    choose_dtype,
+    codec_slots,
+    fit_memory,
+    longest_sequence,
+    plan_memory,
+)
+from duetts.engine.pages import pages_for
 from duetts.engine.parts import Parts, Threads
 from duetts.engine.playout import ChunkPolicy
 from duetts.engine.reference_encoder import EncoderThread, ReferenceEncoder
 from duetts.engine.runner import Runner
 from duetts.engine.scheduler import Room
 from duetts.engine.stream import Channel, Post
-from duetts.engine.vocoder import GPU_DTYPE, CodecVocoder, GraphedVocoder, count_graphed_bytes
-from duetts.errors import ConfigError, NotEnoughMemory
-from duetts.model_config import CodecConfig, ModelConfig
+from duetts.engine.vocoder import GPU_DTYPE, CodecVocoder, GraphedVocoder
 from duetts.models.codec import Codec
 from duetts.models.stream_decoder import StreamDecoder
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
 
-DEFAULT_MODEL_LEN = 8192  # positions; more must be asked for, as the cache must hold one such sequence
-ORDINARY_LEN = 2048  # positions that are set aside for each sequence: 60 s of reference and as much speech
 MAX_ROWS = 256  # of a step on a GPU
 RECORDING_S = 15.0  # after which codec calls that are not needed are not recorded any more
+
+log = logging.getLogger(__name__)
 
 
 class InProcessSpeaker:
@@ -83,70 +90,7 @@ class InProcessSpeaker:
         await asyncio.to_thread(self._engine.close)
 
 
-def choose_device(name: str) -> torch.device:
-    """ "auto" is the first GPU if there is one. Raises `ConfigError` for a device that is not here."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r} is not here: {torch.cuda.device_count()} CUDA devices are")
-    return device
-
-
-def choose_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """ "auto" is float32 on a CPU and the checkpoint's own type on a GPU."""
-    chosen = ("float32" if device.type == "cpu" else config.dtype) if name == "auto" else name
-    return {
-        "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16
-    }[chosen]  # fmt: skip
-
-
-def cache_bytes_per_position(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Keys and values of one position in all slow layers."""
-    return 2 * config.slow.num_layers * config.slow.num_kv_heads * config.slow.head_dim * dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes that a model takes on its device before the first request."""
-
-    weights: int
-    codec: int
-    caches: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.codec + self.caches
-
-    def __str__(self) -> str:
-        parts = (self.total, self.weights, self.codec, self.caches)
-        return "{:.2f} GB needed: weights {:.2f}, codec {:.2f}, caches {:.2f}".format(*(part / 1e9 for part in parts))
-
-
-def plan_memory(
-    config: ModelConfig, codec: CodecConfig, dtype: torch.dtype, positions: int, graphed_slots: int = 0
-) -> MemoryPlan:  # fmt: skip
-    """The sum that must fit, from the dimensions alone. `positions` are those of all slots; the codec counts as float32, and
-    what decodes `graphed_slots` streams on a GPU beside it."""
-    language, waveform = (
-        sum(torch.Size(shape).numel() for shape in shapes.values()) for shapes in describe_layout(config, codec)
-    )
-    graphed = count_graphed_bytes(codec, slots=graphed_slots) if graphed_slots else 0
-    return MemoryPlan(language * dtype.itemsize, waveform * 4 + graphed, positions * cache_bytes_per_position(config, dtype))
-
-
-def check_memory(plan: MemoryPlan, device: torch.device) -> None:
-    """Raises `NotEnoughMemory`, before anything is loaded, when the plan does not fit what is free on a GPU."""
-    if device.type == "cuda" and plan.total > (free := torch.cuda.mem_get_info(device)[0]):
-        raise NotEnoughMemory(f"{plan}; {free / 1e9:.2f} GB are free on {device}: lower max_num_seqs or max_model_len")
-
-
-def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engine:
+def build_engine(model: Model, config: EngineConfig, max_model_len: int, kv_positions: int | None = None) -> Engine:
     """An engine's parts, sized by the settings and the device, and the engine itself, whose threads run at once.
 
     On a CPU shapes are fixed (`docs/architecture.md`), and codec and encoder have threads of their own.
@@ -154,7 +98,7 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engi
     device = model.dual_ar.slow.embeddings.weight.device
     on_cpu = device.type == "cpu"
     slots = config.max_num_seqs
-    pages = cache_positions(config, max_model_len) // PAGE
+    pages = pages_for(kv_positions or cache_positions(config, max_model_len))
     rows = config.rows if on_cpu else min(slots, MAX_ROWS)  # on a CPU also with fewer slots: bytes must not depend on them
     frame_s = model.codec_config.frame_length / model.codec_config.sample_rate
     encoder = ReferenceEncoder(model.codec, max_waiting=slots + config.max_queue)
@@ -176,6 +120,7 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engi
             num_pages=pages,
             end_id=model.config.end_id,
             max_queue=config.max_queue,
+            max_line_s=config.max_line_s,
             policy=ChunkPolicy(config.first_chunk, config.largest_chunk),
             threads=threads,
         )
@@ -183,8 +128,8 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int) -> Engi
 
 
 def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecVocoder | GraphedVocoder:
-    """A GPU's is recorded when this returns. There are two streams to a slot: audio may follow when a sequence has ended."""
-    slots = 2 * config.max_num_seqs
+    """A GPU's is recorded when this returns."""
+    slots = codec_slots(config)
     if codec.quantizer.post_module.norm.weight.device.type == "cpu":
         return CodecVocoder(codec, slots=slots, quantum=config.codec_quantum)
     vocoder = GraphedVocoder(StreamDecoder(codec, GPU_DTYPE, max_model_len), slots=slots)
@@ -192,29 +137,21 @@ def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> Cod
     return vocoder
 
 
-def cache_positions(config: EngineConfig, max_model_len: int) -> int:
-    """Positions of the KV cache, whole pages: as set, else `ORDINARY_LEN` for each sequence; one of full length always fits."""
-    wanted = config.kv_positions or max(max_model_len, config.max_num_seqs * min(max_model_len, ORDINARY_LEN))
-    if wanted < max_model_len:
-        raise ConfigError(f"kv_positions is {wanted}; one sequence alone may need {max_model_len} (max_model_len)")
-    return pages_for(wanted) * PAGE
-
-
 def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     """Loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
     model_config, codec_config = read_configs(folder)
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device, model_config)
-    longest = min(model_config.slow.max_positions, config.max_model_len or DEFAULT_MODEL_LEN)
-    if config.max_model_len is not None and config.max_model_len > model_config.slow.max_positions:
-        raise ConfigError(f"max_model_len {config.max_model_len} exceeds the model's {model_config.slow.max_positions}")
-    graphed_slots = 2 * config.max_num_seqs if device.type == "cuda" else 0
-    check_memory(plan_memory(model_config, codec_config, dtype, cache_positions(config, longest), graphed_slots), device)
-    codec_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    plan = fit_memory(plan_memory(model_config, codec_config, config, device), model_config, config, device)
+    log.info("%s on %s, %d positions", plan, device, plan.positions)
+    dtype, longest = choose_dtype(config.dtype, device, model_config), longest_sequence(model_config, config)
     torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions; it changes about 3 % of a reference's codes
     dummy = config.seed if config.load_format == "dummy" else None
-    model = load_model(folder, device=device, dtype=dtype, codec_dtype=codec_dtype, max_positions=longest, dummy_seed=dummy)
-    return InProcessSpeaker(build_engine(model, config, longest), describe(model, longest, device, dtype, dummy is not None))
+    model = load_model(
+        folder, device=device, dtype=dtype, codec_dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+        max_positions=longest, dummy_seed=dummy, quantization=config.quantization,
+    )  # fmt: skip
+    engine = build_engine(model, config, longest, plan.positions)
+    return InProcessSpeaker(engine, describe(model, longest, device, dtype, dummy is not None))
 
 
 def describe(model: Model, max_model_len: int, device: torch.device, dtype: torch.dtype, dummy: bool) -> SpeakerInfo:

@@ -14,6 +14,7 @@ class Pace:
         self._weight = 0.0
         self._rows = self._seconds = self._rows_squared = self._products = 0.0
         self._codec_frames = self._codec_s = 0.0
+        self.stay_s = 0.0  # from a listener's admission to its last frame, 0 before the first
 
     def saw_step(self, rows: int, seconds: float) -> None:
         self._weight = DECAY * self._weight + 1
@@ -26,6 +27,10 @@ class Pace:
         """A codec call that decoded `frames` in all streams together."""
         self._codec_frames = DECAY * self._codec_frames + frames
         self._codec_s = DECAY * self._codec_s + seconds
+
+    def saw_stay(self, seconds: float) -> None:
+        """A listener's utterance is drawn, so long after it was let in."""
+        self.stay_s += (0.05 if self.stay_s else 1.0) * (seconds - self.stay_s)
 
     def step_s(self, rows: int) -> float | None:
         """Expected seconds of a step, or None before the first."""

@@ -136,4 +136,5 @@ class Parts:
     end_id: int
     max_queue: int
     policy: ChunkPolicy
+    max_line_s: float | None = None  # a listener who would wait longer to be let in is refused
     threads: Threads | None = None

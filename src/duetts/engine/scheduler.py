@@ -95,6 +95,11 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.num_waiting
 
+    @property
+    def line_s(self) -> float:
+        """How long one listener more would wait to be let in: behind those in line, at the rate at which listeners leave."""
+        return len(self._lines[1]) * self.pace.stay_s / max(1, self._listeners)
+
     def everyone(self) -> list[Sequence]:
         return [*self.running, *self._lines[1], *self._lines[0]]
 

@@ -7,7 +7,6 @@ An attention block computes queries, keys and values and hands them to an `atten
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -50,9 +49,9 @@ class Projection(nn.Linear):
         super().__init__(inputs, outputs, bias=bias)
         self.register_buffer("scale", None)
 
-    def quantize(self, kind: Literal["fp8", "int8"]) -> None:
+    def quantize(self, kind: str) -> None:
         """Replaces the weight by its 8-bit form: half or a quarter of the bytes, and of the time where they bound it."""
-        weight, self.scale = kernels.quantize_rows(self.weight, kind)
+        weight, self.scale = kernels.quantize_rows(self.weight, "fp8" if kind == "fp8" else "int8")
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:

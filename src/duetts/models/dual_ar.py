@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class DualAR(nn.Module):
         self.slow.prepare(max_positions)
         self.fast.prepare()
 
-    def quantize(self, kind: Literal["fp8", "int8"]) -> None:
+    def quantize(self, kind: str) -> None:
         """The layers' matrices in 8 bits; embeddings, heads and norms stay as they are."""
         for module in self.modules():
             if isinstance(module, Projection):

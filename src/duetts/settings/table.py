@@ -205,6 +205,7 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("load_format", "engine.load_format", "auto, or dummy for seeded random weights of the right shapes."),
         Setting("max_num_seqs", "engine.max_num_seqs", "Requests that are spoken at the same time.", ("--max-concurrent",)),
         Setting("max_queue", "engine.max_queue", "Requests that may wait; beyond them 429."),
+        Setting("max_wait", "engine.max_line_s", "Seconds that a listener may have to wait for a turn; beyond them 429."),
         Setting(
             "max_model_len", "engine.max_model_len", "Positions of prompt and audio together.",
             ("--context-length",), standard="the model's own, at most 8192",
@@ -213,6 +214,7 @@ SETTINGS: tuple[Setting, ...] = (
             "kv_positions", "engine.kv_positions", "Positions that the KV cache has for all requests together.",
             standard="room for max_num_seqs of ordinary length", quiet=True,
         ),
+        Setting("gpu_memory_utilization", "engine.gpu_memory_utilization", "Share of a GPU's memory that may be used."),
         Setting("prefill_block", "engine.prefill_block", "Prompt positions that are read between two frames.",
                 standard="128 on a CPU, 512 on a GPU", quiet=True),
         Setting("first_chunk", "engine.first_chunk", "Frames of a listener's first chunk.", quiet=True),
@@ -330,7 +332,6 @@ FOREIGN: dict[str, Foreign] = {
     "--skip-server-warmup": Foreign("a server is ready when it has spoken"),
     "--omni-lb-policy": Foreign("work goes to the engine that has the least of it", takes_value=True),
     "--lb": Foreign("work goes to the engine that has the least of it", takes_value=True),
-    "--gpu-memory-utilization": Foreign("memory follows from max_num_seqs and max_model_len", takes_value=True),
     "--mem-fraction-static": Foreign("memory follows from max_num_seqs and max_model_len", takes_value=True),
     "--tensor-parallel-size": Foreign("a model is not spread over GPUs; --engines starts one on each", True, only=("1",)),
     "--pipeline-parallel-size": Foreign("a model is not spread over GPUs", True, only=("1",)),
