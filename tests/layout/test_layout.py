@@ -15,8 +15,8 @@ from .source import PACKAGE, ROOT, Module, read_package
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 110  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
-MAX_LINES = 20_000
+MAX_MODULES = 130  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
+MAX_LINES = 22_000
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": {"checkpoint_files", "models", *SETTINGS},
     "embedded": {"checkpoint", "models", "text", *SETTINGS},
     "voices": {"audio", *SETTINGS},
-    "engine": {"models", "checkpoint", *SETTINGS},
+    "engine": {"models", "kernels", "checkpoint", *SETTINGS},
     "narration": {"engine", "text", *WORDS},
     "synthesizer": {"service", "narration", "engine", "text", "voices", *SETTINGS},
     "tts": {"synthesizer", "engine", "checkpoint", "embedded", "audio", *SETTINGS},
