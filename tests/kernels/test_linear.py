@@ -200,3 +200,44 @@ def test_no_part_of_a_split_is_empty() -> None:
             config = SMALL._replace(programs=programs)
             _, steps, split = projection._cut(config, torch.empty(16, inner, device="meta"), 1)
             assert -(-steps // split) * (split - 1) < steps
+
+
+def test_what_is_asked_ahead_lies_within_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.empty(1, 2560, device="meta")
+    for capability, early in (((9, 0), True), ((10, 0), True), ((8, 9), False), ((12, 0), False)):
+        monkeypatch.setattr(projection, "device_of", lambda x, capability=capability: H200._replace(capability=capability))
+        assert projection._dependent(x, SMALL)["DEPENDENT"] is early
+        for inner in (2560, 4096, 9728, 2561):
+            weight = torch.empty(64, inner, dtype=torch.bfloat16, device="meta")
+            for programs in (1, 3, 7, 100):
+                config = SMALL._replace(block_n=64, programs=programs, prefetch=8)
+                block_k, steps, split = projection._cut(config, weight, 1)
+                ahead = projection._ahead(config, x, weight, block_k, steps, split)
+                assert (ahead > 0) == (early and inner % block_k == 0)
+                assert ahead & (ahead - 1) == 0
+                assert -(-steps // split) * (split - 1) + ahead <= steps
+    monkeypatch.setattr(projection, "EARLY_START", False)
+    monkeypatch.setattr(projection, "device_of", lambda x: H200)
+    assert projection._dependent(x, SMALL) == {"DEPENDENT": False}
+
+
+def test_calls_that_kernels_do_not_know_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, vector = draw(2, 64).bfloat16(), draw(8, 64).bfloat16(), draw(64).bfloat16()
+    scale = torch.ones(8)
+
+    def supported(
+        capability: tuple[int, int] = (9, 0), x: torch.Tensor = x, weight: torch.Tensor = weight, **more: object
+    ) -> bool:
+        monkeypatch.setattr(projection, "device_of", lambda x: H200._replace(capability=capability))
+        return projection.supported(x, (weight,), (more.get("scale"),), (more.get("vector", vector), None))
+
+    assert supported()
+    assert supported(weight=weight.to(torch.int8), scale=scale)
+    assert supported(weight=weight.to(torch.float8_e4m3fn), scale=scale)
+    refused = [
+        {"capability": (7, 5)}, {"x": x[:0]}, {"x": x.double()}, {"weight": weight.float()},
+        {"weight": weight.T.contiguous().T},
+        {"vector": vector.float()}, {"weight": weight.to(torch.int8)}, {"scale": scale},
+        {"weight": weight.to(torch.float8_e4m3fn), "scale": scale, "capability": (8, 0)},
+    ]  # fmt: skip
+    assert not any(supported(**call) for call in refused)

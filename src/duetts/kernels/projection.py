@@ -77,6 +77,7 @@ CONFIGS: dict[tuple[str, int], Config] = {
     ("narrow 8-bit", 64): Config(64, 128, 240, 4, 4, 8, fused_norm=False),
 }
 EIGHT_BIT = {torch.int8, torch.float8_e4m3fn}
+EARLY_START = True  # the switch for programmatic dependent launch as a whole
 KEPT_SHARED = 4096  # bytes of shared memory that a program needs beside its stages, and the system for it
 
 
@@ -110,10 +111,13 @@ def device_of(x: Tensor) -> Device | None:
     return _properties(x.device.index) if x.is_cuda else None
 
 
-def _hopper(x: Tensor) -> bool:
-    """Hopper or later: a kernel may start before the one it depends on has ended."""
+def _starts_early(x: Tensor) -> bool:
+    """Whether a kernel may start before the one it depends on has ended: Hopper, and Blackwell of data centres.
+
+    Left out is Blackwell of desktops, where others saw CUDA graphs refuse such launches (sgl-project/sglang, pull 18596).
+    """
     device = device_of(x)
-    return device is not None and device.capability >= (9, 0)
+    return EARLY_START and device is not None and (9, 0) <= device.capability < (12, 0)
 
 
 def supported(
@@ -137,7 +141,7 @@ def supported(
 
 
 def _dependent(x: Tensor, config: Config | None = None) -> dict[str, bool]:
-    on = _hopper(x) and (config is None or config.dependent)
+    on = _starts_early(x) and (config is None or config.dependent)
     return {"DEPENDENT": on, "launch_pdl": True} if on else {"DEPENDENT": False}
 
 
@@ -167,7 +171,7 @@ def _cut(config: Config, weight: Tensor, num_rows: int) -> tuple[int, int, int]:
 
 def _ahead(config: Config, x: Tensor, weight: Tensor, block_k: int, steps: int, split: int) -> int:
     """Steps that may be asked into L2: whole ones, aligned, of the shortest program, a power of two; and only on Hopper."""
-    if weight.shape[1] % block_k or weight.data_ptr() % 16 or not _hopper(x):
+    if weight.shape[1] % block_k or weight.data_ptr() % 16 or not _starts_early(x):
         return 0
     most = min(config.prefetch, steps - triton.cdiv(steps, split) * (split - 1))
     return 1 << most.bit_length() - 1 if most else 0
@@ -193,7 +197,7 @@ def _product(
         x, gain, weight, other, end[0] if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
         sums, num_rows, width, steps, eps,
         K=inner, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=block_k, SPLIT=split,
-        PREFETCH=ahead, UNIT=config.unit, ROLLING=config.rolling and ahead > 0,
+        PREFETCH=ahead, UNIT=min(config.unit, config.step), ROLLING=config.rolling and ahead > 0,
         num_warps=config.warps, num_stages=num_stages, **_dependent(x, config),
     )  # fmt: skip
     if split > 1:
