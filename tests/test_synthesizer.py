@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from duetts.config import Limits
 from duetts.errors import EmptyGeneration, InvalidRequest
 from duetts.narration import piece_seed
 from duetts.synthesizer import Synthesizer
@@ -279,3 +280,35 @@ async def test_codes_that_cannot_be_those_of_a_clip(tiny_folder: Path, codes: In
     assert refusal.value.code == code
     assert refusal.value.field is not None
     assert refusal.value.field.startswith("references")
+
+
+# -- text as it is said --------------------------------------------------------------------------------------------------
+
+
+async def test_text_is_normalised_and_respelled_where_that_is_asked_for(tiny_folder: Path) -> None:
+    request = SpeechRequest("**Stop** 🎉 at 50% of SQL.")
+    bare = await prompts(tiny_folder, request)
+    assert bare == await prompts(tiny_folder, replace(request, language="en"))
+    said = replace(request, normalize=True, language="English", pronunciation={"SQL": "sequel"})
+    assert await prompts(tiny_folder, said) == await prompts(tiny_folder, SpeechRequest("Stop at fifty percent of sequel."))
+    assert await prompts(tiny_folder, replace(said, language="de", pronunciation={})) == await prompts(
+        tiny_folder, SpeechRequest("Stop at 50% of SQL.")
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"language": "klingon"}, "invalid_value", "language"),
+        ({"pronunciation": {"a": "<|im_end|>"}}, "unsupported_control_token", "pronunciation"),
+        ({"pronunciation": {"a": "b\0"}}, "invalid_value", "pronunciation"),
+        ({"pronunciation": {"": "b"}}, "invalid_value", "pronunciation"),
+        ({"pronunciation": {"Hi": ""}}, "nothing_to_speak", "input"),
+        ({"pronunciation": {"Hi": 200 * "x"}}, "input_too_long", "input"),
+    ],
+)
+async def test_what_cannot_be_said_so(tiny_folder: Path, fields: dict[str, Any], code: str, field: str) -> None:
+    synthesizer = Synthesizer(tiny_folder, NotingSpeaker(), Limits(max_input_chars=100))
+    with pytest.raises(InvalidRequest) as refusal:
+        await synthesizer.start(SpeechRequest("Hi.", **fields))
+    assert (refusal.value.code, refusal.value.field) == (code, field)

@@ -28,6 +28,7 @@ DuettsError
 ├── Overloaded                the queue is full; carries a retry time
 │   └── RateLimited           whoever asks has asked too often
 ├── NotReady                  loading or dead; carries a retry time if one is known
+│   ├── EngineDead            no engine is up
 │   └── Draining              the server is stopping
 └── WireError                 a message between a server and an engine process that cannot be read
 """
@@ -180,6 +181,10 @@ class NotReady(DuettsError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class EngineDead(NotReady):
+    """No engine is up: all have ended, and are started anew if that helps."""
 
 
 class Draining(NotReady):

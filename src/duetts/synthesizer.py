@@ -22,6 +22,7 @@ from duetts.model_config import read_codec_config, read_model_config, read_sampl
 from duetts.narration import Narration, Piece, Script
 from duetts.service import Arriving
 from duetts.text.arrival import ArrivingText
+from duetts.text.normalize import check_language, check_words, normalize, respell
 from duetts.text.pieces import cut
 from duetts.text.prompt import CodedReference, build_prompt, voice_positions
 from duetts.text.rules import clean_text, frames_bound, styled
@@ -150,7 +151,7 @@ class Synthesizer:
         Raises `InvalidRequest` naming field and limit. Nothing runs until the speech is iterated.
         """
         check_ranges(request)
-        text = clean_text(request.text, field="input", max_chars=self.limits.max_input_chars)
+        text = self._clean(request)
         style = request.instructions
         style = clean_text(style, field="instructions", max_chars=len(style), spoken=False)
         request = replace(request, instructions=style if request.tagged else "")
@@ -162,6 +163,18 @@ class Synthesizer:
             input_audio_tokens=sum(codes.shape[1] for codes, _ in spoken.references), voice=spoken.voice,
             reference_hit=spoken.hit,
         )  # fmt: skip
+
+    def _clean(self, request: SpeechRequest) -> str:
+        """The text as it is to be said."""
+        language, words, limit = check_language(request.language), request.pronunciation, self.limits.max_input_chars
+        check_words(words)
+        for said in words.values():
+            clean_text(said, field="pronunciation", max_chars=len(said), spoken=False)
+        text = clean_text(request.text, field="input", max_chars=limit)
+        if not request.normalize and not words:
+            return text
+        text = normalize(text, language) if request.normalize else text
+        return clean_text(respell(text, words), field="input", max_chars=limit)
 
     # -- the codec by itself
 
@@ -338,7 +351,7 @@ class Synthesizer:
         ]
 
     async def _decode_references(self, request: SpeechRequest) -> list[Clip]:
-        clips = [await self._read_reference(reference.audio) for reference in request.references]
+        clips = [await self._read_reference(reference.audio, reference.field) for reference in request.references]
         total = sum(clip.num_samples for clip in clips) / self.info.sample_rate
         if total > self.limits.references_total_s:
             raise InvalidRequest(
@@ -347,10 +360,10 @@ class Synthesizer:
             )  # fmt: skip
         return clips
 
-    async def _read_reference(self, source: Source | Int32) -> Clip:
+    async def _read_reference(self, source: Source | Int32, field: str) -> Clip:
         """A clip, or what is known of one whose codes came with the request."""
         if isinstance(source, bytes | Address):
-            return await self._references.decode(source, "ref_audio")
+            return await self._references.decode(source, field)
         self._check_codes(source, "references.vq_codes")
         seconds = source.shape[1] * self.info.frame_length / self.info.sample_rate
         low, high = self.limits.reference_min_s, self.limits.reference_max_s

@@ -5,7 +5,7 @@ What a front door asks for is in `service.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -49,6 +49,7 @@ class Reference:
 
     audio: Source | Int32
     text: str
+    field: str = "ref_audio"  # of the request that it came in
 
 
 VoiceOrigin = Literal["stored", "preset", "generated"]
@@ -131,6 +132,9 @@ class SpeechRequest:
     max_new_tokens: int | None = None  # frames of the whole request
     max_piece_frames: int | None = None  # of each piece; not looked at beside `max_new_tokens`
     chunk_length: int | None = None  # UTF-8 bytes of a piece of a long text
+    normalize: bool = False  # Markdown, emoji, addresses and figures are read as they are said
+    language: str = ""  # a tag or an English name
+    pronunciation: Mapping[str, str] = field(default_factory=dict)  # words, and how they are said
     instructions: str = ""  # how to speak, checked in any case
     tagged: bool = False  # whether the instructions stand in the text as a tag
     conditioned: bool = True  # each piece is spoken as what follows the one before
@@ -249,6 +253,11 @@ class SpeakerInfo:
     device: str = "cpu"
     dtype: str = "float32"
     codec_id: str = ""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same request and seed give the same bytes, whoever else is served."""
+        return self.device == "cpu"
 
 
 class Speaker(Protocol):

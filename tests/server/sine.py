@@ -130,8 +130,8 @@ class SineService:
         for reference in request.references:
             if isinstance(reference.audio, np.ndarray):
                 continue
-            audio = await self.references.file(reference.audio, "ref_audio")
-            self.waves.append(await asyncio.to_thread(self._decode, audio))
+            audio = await self.references.file(reference.audio, reference.field)
+            self.waves.append(await asyncio.to_thread(self._decode, audio, reference.field))
         voice, hit = "", None
         if not request.references:
             spoken = await self.voices.choose(request.voice, request.voice_field, request.voice_or_default)
@@ -146,8 +146,9 @@ class SineService:
             sample_rate=RATE, voice=voice, reference_hit=hit,
         )  # fmt: skip
 
-    def _decode(self, audio: bytes) -> Float32:
-        return decode_audio(audio, rate=RATE, min_s=self.limits.reference_min_s, max_s=self.limits.reference_max_s)
+    def _decode(self, audio: bytes, field: str) -> Float32:
+        low, high = self.limits.reference_min_s, self.limits.reference_max_s
+        return decode_audio(audio, rate=RATE, min_s=low, max_s=high, field=field)
 
     async def _take_place(self, seed: int, text: str, knobs: Knobs) -> AsyncGenerator[Chunk | Outcome, None]:
         if self.speaking >= knobs.places:

@@ -180,7 +180,7 @@ async def test_what_is_refused_is_refused_on_every_door(
                 assert found.message, name
                 assert found.status in (status, 0), name
                 assert found.code in (code, None), name
-                assert found.field in ("ref_audio", "audio_sample", "audios.0", None), name
+                assert found.field in ("ref_audio", "references", "audio_sample", "audios.0", None), name
                 assert url not in found.message
         assert inside.connections == 0
 

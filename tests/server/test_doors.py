@@ -36,7 +36,8 @@ SENT: dict[str, dict[str, Any]] = {
     "chunk_length": {"chunk_length": 150}, "temperature": {"temperature": 0.5}, "top_p": {"top_p": 0.4}, "top_k": {"top_k": 7},
     "repetition_penalty": {"repetition_penalty": 1.1}, "seed": {"seed": 77}, "timeout": {"timeout": 12.5},
     "extra_params": {"extra_params": {"top_k": 3}}, "initial_codec_chunk_frames": {"initial_codec_chunk_frames": 3},
-    "instructions": {"instructions": "calm and low"},
+    "instructions": {"instructions": "calm and low"}, "normalize": {"normalize": True}, "language": {"language": "en"},
+    "pronunciation": {"pronunciation": {"hello": "hallo"}},
 }  # fmt: skip
 DELIVERY = {"input", "stream", "stream_format"}
 FISH = {NAMES.get(name, name): name for name in (*NAMES, *SAME) if NAMES.get(name, name) != "input"}

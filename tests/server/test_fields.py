@@ -191,3 +191,29 @@ def test_extra_params_are_the_fields_by_another_way(door: Door) -> None:
     door.refused(400, "unsupported_field", "extra_params.foo", input="Hi.", extra_params={"foo": 1})
     door.refused(400, "invalid_type", "top_p", input="Hi.", extra_params={"top_p": "1"})
     door.refused(400, "invalid_value", "top_k", input="Hi.", top_k=1, extra_params={"top_k": 2})
+
+
+# -- what is said --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [{"a": 5}, {"a": None}, {"a": ["b"]}])
+def test_respellings_are_strings(door: Door, words: dict[str, Any]) -> None:
+    door.refused(400, "invalid_type", "pronunciation", input="Hello.", pronunciation=words)
+
+
+@pytest.mark.parametrize(("normalize", "listed"), [(True, None), (False, "language")])
+def test_a_language_has_an_effect_when_text_is_normalised(door: Door, normalize: bool, listed: str | None) -> None:
+    assert door.speak(language="en", normalize=normalize).headers.get("x-ignored-fields") == listed
+    assert "x-ignored-fields" not in door.speak(language="").headers
+
+
+@pytest.mark.parametrize("text", ["Hello.", " é\r\n𝄞 ", 'a "b" \\ [c]'])
+def test_the_characters_that_were_sent_are_counted(door: Door, text: str) -> None:
+    assert door.speak(text).headers["x-input-characters"] == str(len(text))
+
+
+@pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
+def test_who_cannot_promise_equal_bytes_says_so(door: Door, stream_format: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "x-deterministic" not in door.speak(stream_format=stream_format).headers
+    monkeypatch.setattr(door.service, "info", replace(door.service.info, device="cuda:0"))
+    assert door.speak(stream_format=stream_format).headers["x-deterministic"] == "false"

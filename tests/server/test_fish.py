@@ -132,8 +132,14 @@ def test_fields_reach_the_request(door: Door) -> None:
 def test_what_has_no_effect_is_listed(door: Door) -> None:
     idle = {"min_chunk_length": 50, "early_stop_threshold": 1.0, "use_memory_cache": "on", "features": ["a"]}
     answer = tts(door, normalize=True, whim=1, prosody={"pitch": 1}, **idle)
-    names = {"normalize", "whim", "prosody.pitch", *idle} - ({"normalize"} if FIELDS["normalize"].only is None else set())
-    assert set(answer.headers["x-ignored-fields"].split(", ")) == names
+    assert set(answer.headers["x-ignored-fields"].split(", ")) == {"whim", "prosody.pitch", *idle}
+    assert door.service.requests[-1].normalize
+
+
+def test_unread_keys_of_references_are_listed(door: Door) -> None:
+    audio = base64.b64encode(clip("control_pcm16.wav")).decode()
+    clips = [{"audio": audio, "text": REF_TEXT, "media_type": "audio/wav", "mood": 1}]
+    assert tts(door, references=clips).headers["x-ignored-fields"] == "references.mood"
 
 
 def test_latency_says_how_much_comes_first(door: Door) -> None:

@@ -42,6 +42,11 @@ def test_lists_of_references(door: Door, key: str) -> None:
     assert [reference.text for reference in door.service.requests[0].references] == ["one", "two"]
 
 
+def test_keys_of_references_that_nobody_reads_are_listed(door: Door) -> None:
+    entries = [{"audio": DATA, "text": "one", "media_type": "audio/wav", "colour": 1}, {"data": DATA, "text": "two", "b\nc": 2}]
+    assert door.speak(references=entries, whim=1).headers["x-ignored-fields"] == "whim, references.b%0Ac, references.colour"
+
+
 def test_lists_of_ref_audio(door: Door) -> None:
     assert door.speak(ref_audio=[DATA, BASE64], ref_text=["one", "two"]).status_code == 200
     assert [reference.text for reference in door.service.requests[0].references] == ["one", "two"]

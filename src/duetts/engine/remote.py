@@ -19,7 +19,7 @@ from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine.link import Link
 from duetts.engine.routing import Candidate, choose, reference_weight, utterance_weight
 from duetts.engine.supervisor import ENGINE_COMMAND, Supervisor
-from duetts.errors import DeadlineExceeded, NotReady, Overloaded
+from duetts.errors import DeadlineExceeded, EngineDead, NotReady, Overloaded
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Timings, Utterance
 
 
@@ -153,10 +153,10 @@ class RemoteSpeaker:
         expected_s = min(engine.expected_s for engine in self._engines)
         retry_after_s = max(1.0, expected_s)
         if self._waiting >= self._config.max_waiting:
-            raise NotReady("no engine is up and enough requests wait for one", retry_after_s=retry_after_s)
+            raise EngineDead("no engine is up and enough requests wait for one", retry_after_s=retry_after_s)
         left_s = search.began + self._config.wait_s - time.monotonic()
         if expected_s > left_s:
-            raise NotReady("no engine is up, nor will be soon", retry_after_s=retry_after_s)
+            raise EngineDead("no engine is up, nor will be soon", retry_after_s=retry_after_s)
         own_s = search.remaining_s
         self._waiting += 1
         try:
@@ -165,7 +165,7 @@ class RemoteSpeaker:
         except TimeoutError:
             if own_s is not None and own_s <= left_s:
                 raise DeadlineExceeded(f"the request's limit of {search.timeout_s} s has passed") from None
-            raise NotReady("no engine is up", retry_after_s=retry_after_s) from None
+            raise EngineDead("no engine is up", retry_after_s=retry_after_s) from None
         finally:
             self._waiting -= 1
 

@@ -20,6 +20,7 @@ from duetts.errors import (
     DeadlineExceeded,
     Draining,
     EmptyGeneration,
+    EngineDead,
     EngineFailure,
     ForbiddenReference,
     ForeignOrigin,
@@ -67,6 +68,7 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
     Overloaded: ErrorKind(429, "rate_limit_error", "queue_full"),
     RateLimited: ErrorKind(429, "rate_limit_error", "rate_limited"),
     NotReady: ErrorKind(503, "server_error", "not_ready"),
+    EngineDead: ErrorKind(503, "server_error", "engine_dead"),
     Draining: ErrorKind(503, "server_error", "draining"),
     Aborted: ErrorKind(503, "server_error", "draining", "the server is stopping; the request was ended"),
     CallerLeft: ErrorKind(499, "request_error", "client_disconnect", "the client left"),  # for logs and counts only

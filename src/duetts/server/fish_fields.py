@@ -89,6 +89,7 @@ def read_fish_order(
         conditioned=fields.get("condition_on_previous_chunks", True),
         first_chunk=LATENCIES[fields.get("latency", "balanced")],
     )
+    ignored += [name for name in order.ignored if name.startswith("references.")]
     return replace(order, request=request, ignored=ignored_names(ignored))
 
 
@@ -107,13 +108,9 @@ def _own_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
     """The fields under our names, and which of Fish Audio's have a meaning here."""
     flat = _flat(fields)
     body = {NAMES.get(name, name): value for name, value in flat.items() if name in NAMES or name in SAME}
-    used = {*NAMES, *SAME, *(name for name, field in OWN.items() if not field.hint)}
     if not body.get("references"):  # their clients send an empty list
         body.pop("references", None)
-    if body.get("normalize") and FIELDS["normalize"].only is not None:  # their clients always ask for it
-        del body["normalize"]
-        used.remove("normalize")
-    return body, used
+    return body, {*NAMES, *SAME, *(name for name, field in OWN.items() if not field.hint)}
 
 
 def _bitrate(response_format: Any, fields: dict[str, Any]) -> int | None:

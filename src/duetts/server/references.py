@@ -44,6 +44,13 @@ def read_references(given: dict[str, Any], max_bytes: int) -> tuple[Reference, .
     )
 
 
+def unread_keys(given: dict[str, Any]) -> list[str]:
+    """Keys of `references` that nobody reads, as names of fields. The media type is one of those that are known."""
+    known = (*CLIP_KEYS, "vq_codes", "text", "media_type")
+    keys = {key for entry in given.get("references", ()) if isinstance(entry, dict) for key in entry if key not in known}
+    return [f"references.{key}" for key in sorted(keys)]
+
+
 def _read_entry(entry: Any, max_bytes: int) -> Reference:
     if not isinstance(entry, dict):
         raise InvalidRequest("references must be a list of objects", field="references", code="invalid_type")
@@ -54,8 +61,8 @@ def _read_entry(entry: Any, max_bytes: int) -> Reference:
         raise _text_required("references", "each of references needs text, the transcript of its clip")
     clip, text = entry[keys[0]], _string(entry["text"], "references")
     if keys == ["vq_codes"]:
-        return Reference(read_codes(clip, "references.vq_codes"), text)
-    return Reference(read_clip(clip, "references", max_bytes), text)
+        return Reference(read_codes(clip, "references.vq_codes"), text, "references")
+    return Reference(read_clip(clip, "references", max_bytes), text, "references")
 
 
 def read_codes(value: Any, field: str) -> Int32:

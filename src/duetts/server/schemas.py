@@ -19,7 +19,7 @@ from duetts.audio.output import Output, check_range, plan_output
 from duetts.audio.tempo import HIGHEST_SPEED, LOWEST_SPEED
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest, UnknownModel
-from duetts.server.references import read_references
+from duetts.server.references import read_references, unread_keys
 from duetts.types import SpeechRequest
 
 MAX_IGNORED_NAMES = 16
@@ -94,7 +94,7 @@ FIELDS: dict[str, WireField] = {
     "ref_audio": WireField(("string", "array", "file"), "Clips of the voice to clone: data address, base64, or a form's file."),
     "ref_text": WireField(("string", "array"), "What is said in ref_audio, one transcript a clip."),
     "references": WireField(("array",), "Clips and transcripts: a list of {audio, text}."),
-    "language": WireField(("string",), "Accepted without effect: the model tells languages by itself.", hint=True),
+    "language": WireField(("string",), "A tag (en, pt-BR) or English name; only normalize looks at it."),
     "max_new_tokens": WireField(("integer",), "At most this many frames of audio, in all pieces of the text together."),
     "chunk_length": WireField(
         ("integer",), "100..1000: UTF-8 bytes of the pieces that a long text is spoken in. Default: 300."
@@ -117,8 +117,8 @@ FIELDS: dict[str, WireField] = {
     "token_count": _other_models(),
     "duration_tokens": _other_models(),
     "word_timestamps": WireField(("boolean",), "Not supported.", only=(False,)),
-    "normalize": WireField(("boolean",), "Not supported yet.", only=(False,)),
-    "pronunciation": WireField(("object",), "Not supported yet.", only=({},)),
+    "normalize": WireField(("boolean",), "Read Markdown, emoji, addresses and figures of English as they are said."),
+    "pronunciation": WireField(("object",), "Words, and how they are to be said: {word: respelling}."),
 }
 
 Delivery = Literal["complete", "audio", "sse"]
@@ -148,7 +148,7 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
     _check_types({name: value for name, value in given.items() if name in FIELDS})
     given.update(_read_extra_params(given))
     _refuse_missing_features(given, config)
-    unknown = unknown_names([name for name in given if name not in FIELDS], config)
+    unknown = unknown_names([name for name in (*given, *unread_keys(given)) if name not in FIELDS], config)
     openai = is_openai(given.get("model", ""), config)
     output = read_output(given, sample_rate, openai, config.requests.wav_stream_size)
     delivery = _read_delivery(given)
@@ -160,6 +160,9 @@ def read_order(body: dict[str, Any], config: ServerConfig, sample_rate: int, req
         references=references,
         voice=voice,
         voice_field=voice_field,
+        normalize=given.get("normalize", False),
+        language=given.get("language", ""),
+        pronunciation=_read_words(given),
         instructions=given.get("instructions", ""),
         tagged=_is_tag(given, config),
         voice_or_default=openai and voice.strip().lower() in OPENAI_VOICES,
@@ -221,6 +224,14 @@ def _refuse_missing_features(given: dict[str, Any], config: ServerConfig) -> Non
             f"instructions has {length} characters; at most {most} are allowed",
             field="instructions", code="input_too_long",
         )  # fmt: skip
+
+
+def _read_words(given: dict[str, Any]) -> dict[str, str]:
+    """The pronunciation."""
+    words: dict[str, str] = given.get("pronunciation", {})
+    for said in words.values():
+        check_type("pronunciation", said, ("string",))
+    return words
 
 
 def _is_tag(given: dict[str, Any], config: ServerConfig) -> bool:
@@ -322,7 +333,10 @@ def _ignored(given: dict[str, Any], unknown: list[str], voice_field: str, tagged
     hints = {name for name in given if name in FIELDS and FIELDS[name].hint}
     if given.get("instructions", "").strip() and not tagged:
         hints.add("instructions")
-    return ignored_names([name for name in given if name in idle or name in hints or name in unknown])
+    if given.get("language", "") and not given.get("normalize"):
+        hints.add("language")
+    inner = [name for name in unknown if name not in given]
+    return ignored_names([*(name for name in given if name in idle or name in hints or name in unknown), *inner])
 
 
 def unknown_names(names: list[str], config: ServerConfig) -> list[str]:

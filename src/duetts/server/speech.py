@@ -78,6 +78,8 @@ async def answer(
         opening = Rendition.open(order, service.start(order.request), listening.caller, outcomes, early=early)
         rendition = await closing.enter_async_context(await opening)
         headers = common_headers(order, rendition.speech)
+        if not service.info.repeats:
+            headers["X-Deterministic"] = "false"
         if order.delivery == "complete":
             body = await rendition.complete()
             return Response(body, 200, headers | _outcome_headers(rendition.outcome, rendition.output.duration_s))
@@ -119,6 +121,7 @@ def common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
         "X-Model": quote(order.model, safe="/:@+"),
         "X-Seed": str(speech.seed),
         "X-Input-Tokens": str(speech.input_tokens),
+        "X-Input-Characters": str(len(order.request.text)),
         "X-Pieces": str(speech.num_pieces),
     }
     if speech.voice:
