@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from duetts.kernels import codec_reference, reference
+from duetts.kernels import codec_reference, guard, reference
 
 
 @cache
@@ -87,6 +87,10 @@ def norm_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits qkv [batch, n, (heads + 2 kv_heads) D], norms q and k within heads if there are gains [D], and turns their pairs
     (2i, 2i + 1) by rope float32 [batch or 1, n, D / 2, 2] -> q [batch, n, heads, D], k and v [batch, n, kv_heads, D]."""
+    if _triton(qkv) and qkv.dtype in guard.FLOATS and rope.stride()[-2:] == (2, 1) and (q_gain is None) == (k_gain is None):
+        from duetts.kernels import attention
+
+        return attention.norm_rotate(qkv, heads, kv_heads, q_gain, k_gain, eps, rope)
     return reference.norm_rotate(qkv, heads, kv_heads, q_gain, k_gain, eps, rope)
 
 
@@ -99,7 +103,19 @@ def decode_attention(
 
     A position beyond the table counts as its last: padding rows may point anywhere.
     """
-    return reference.decode_attention(q, k, v, keys, values, tables, slots, positions)
+    use = guard.DECODE
+    reason = "" if _triton(q) else f"on {q.device.type}, or with gradients, or without Triton, there is none"
+    reason = reason or ("" if use.enabled else "it is switched off")
+    reason = reason or guard.refusal(q, k, v, keys, values) or guard.page_refusal(keys, tables, slots, positions)
+    if reason:
+        use.refuse(reason)
+        return reference.decode_attention(q, k, v, keys, values, tables, slots, positions)
+    from duetts.kernels import attention
+
+    programs = attention.programs_per_pair(len(q) * keys.shape[1], q.device)
+    use.short += programs == 1
+    use.long += programs > 1
+    return attention.decode_attention(q, k, v, keys, values, tables, slots, positions, programs)
 
 
 def prefill_attention(
@@ -107,12 +123,20 @@ def prefill_attention(
 ) -> Tensor:  # fmt: skip
     """A block of one sequence: stores k and v [n, KV, D] at n positions from `start` (int64 [1]) of its pages, `table` (int32
     [width]), then attends with q [n, H, D], each to all up to its own position -> [n, H, D]."""
+    if _triton(q) and not guard.refusal(q, k, v, keys, values) and not guard.page_refusal(keys, table, start):
+        from duetts.kernels import attention
+
+        return attention.prefill_attention(q, k, v, keys, values, table, start)
     return reference.prefill_attention(q, k, v, keys, values, table, start)
 
 
 def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
     """Positions `start`.. of a frame, the same for every row: stores k and v [B, n, KV, D] in the first B rows of keys and
     values [rows, KV, positions, D], then attends with q [B, n, H, D] causally -> [B, n, H, D]. n is 1 unless start is 0."""
+    if _triton(q) and not guard.refusal(q, k, v, keys, values):
+        from duetts.kernels import attention
+
+        return attention.frame_attention(q, k, v, keys, values, start)
     return reference.frame_attention(q, k, v, keys, values, start)
 
 
@@ -124,6 +148,11 @@ def embed_frame(
 ) -> Tensor:
     """Columns [M, 1 + codebooks] of a token and its codes -> [M, dim]. A token in semantic_start..semantic_end gives the sum of
     all embeddings over `divisor`, any other its own; codebook_embeddings [codebooks * size, dim] lie one after another."""
+    whole = embeddings.is_contiguous() and codebook_embeddings.is_contiguous()
+    if _triton(embeddings) and embeddings.dtype in guard.FLOATS and whole:
+        from duetts.kernels import frame
+
+        return frame.embed_frame(columns, embeddings, codebook_embeddings, semantic_start, semantic_end, divisor)
     return reference.embed_frame(columns, embeddings, codebook_embeddings, semantic_start, semantic_end, divisor)
 
 
@@ -137,6 +166,10 @@ def sample_main(
     draw is not `end` and is among the last ten, a second one at temperature 1 and top-p 0.9 replaces it. As in the reference
     the very first frame never counts, and the second draw may repeat too. Values are float32 [B]; top_k int64, 0 is no limit.
     """
+    if _triton(logits) and logits.dtype in guard.FLOATS and logits.stride(1) == 1:
+        from duetts.kernels import frame as kernel
+
+        return kernel.sample_main(logits, recent, frame, seed, temperature, top_p, top_k, penalty, end)
     return reference.sample_main(logits, recent, frame, seed, temperature, top_p, top_k, penalty, end)
 
 
@@ -144,6 +177,10 @@ def sample_residual(
     book: int, logits: Tensor, frame: Tensor, seed: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Draw 1 + book from logits [B, width] -> (codes int64 [B], whether all logits are finite). No penalty, no repetition."""
+    if _triton(logits) and logits.dtype in guard.FLOATS and logits.stride(1) == 1:
+        from duetts.kernels import frame as kernel
+
+        return kernel.sample_residual(book, logits, frame, seed, temperature, top_p, top_k)
     return reference.sample_residual(book, logits, frame, seed, temperature, top_p, top_k)
 
 

@@ -89,7 +89,8 @@ def norm_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits qkv [batch, n, (heads + 2 kv_heads) D], norms q and k within heads if there are gains [D], and turns their pairs
     (2i, 2i + 1) by rope [batch or 1, n, D / 2, 2] -> q [batch, n, heads, D], k and v [batch, n, kv_heads, D]."""
-    q, k, v = qkv.reshape(*qkv.shape[:-1], heads + 2 * kv_heads, -1).split((heads, kv_heads, kv_heads), dim=2)
+    split = qkv.reshape(*qkv.shape[:-1], heads + 2 * kv_heads, -1)
+    q, k, v = split[:, :, :heads], split[:, :, heads:-kv_heads], split[:, :, -kv_heads:]
     return _rotate(_head_norm(q, q_gain, eps), rope), _rotate(_head_norm(k, k_gain, eps), rope), v
 
 
