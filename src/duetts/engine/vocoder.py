@@ -126,7 +126,9 @@ class GraphedVocoder:
         with self._lane():
             for shape in [*needed, *rest]:
                 if shape in needed or time.monotonic() - began < seconds:
-                    self._recordings.record(self._shapes.index(shape))
+                    size = self._shapes.index(shape)
+                    self._recordings.record(size)
+                    self._spare[size].append(self._new_shuttle(size))  # page-locking memory is slow
                     recorded.add(shape)
         self._streams = {each: [s for s in counts if (s, each) in recorded] for each, counts in self._streams.items()}
         log.info("%d of %d codec calls recorded in %.1f s", len(recorded), len(self._shapes), time.monotonic() - began)
