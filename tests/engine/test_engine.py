@@ -41,7 +41,7 @@ def prompts(tiny_folder: Path) -> list[Int32]:
 
 
 @asynccontextmanager
-async def speaker(folder: Path, **options: int) -> AsyncIterator[InProcessSpeaker]:
+async def speaker(folder: Path, **options: Any) -> AsyncIterator[InProcessSpeaker]:
     config = EngineConfig(device="cpu", **{"max_num_seqs": 6, "max_queue": 64, "cpu_threads": 1, **options})
     model = load_model(folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32)
     own = InProcessSpeaker(build_engine(model, config, 1024), describe(model, 1024, CPU, torch.float32, False))
@@ -140,6 +140,21 @@ async def test_a_full_line_refuses_at_once(endless_folder: Path, prompts: list[I
         with pytest.raises(Overloaded) as refusal:
             await collect(own, Utterance("one more", prompts[1], Sampling(), 0, 3))
         assert refusal.value.retry_after_s >= 1
+        assert all(outcome.reason in ("stop", "length") for _, outcome in await asyncio.gather(*running))
+        await settled(own)
+
+
+async def test_a_listener_who_would_wait_too_long_is_refused_at_once(endless_folder: Path, prompts: list[Int32]) -> None:
+    async with speaker(endless_folder, max_num_seqs=1, max_line_s=0.0) as own:
+        first = Utterance("first", prompts[0], Sampling(), 1, 5, streaming=True)
+        await collect(own, first)  # how long a listener stays is known now
+        listeners = [replace(first, request_id=str(index), max_frames=60) for index in range(2)]
+        running = [asyncio.ensure_future(collect(own, listener)) for listener in listeners]
+        await until(lambda: own.stats()["waiting"] == 1)
+        with pytest.raises(Overloaded, match=r"a listener would wait for .* s, 0 s are allowed") as refusal:
+            await collect(own, replace(first, request_id="one more"))
+        assert refusal.value.retry_after_s >= 1
+        running.append(asyncio.ensure_future(collect(own, replace(first, request_id="complete", streaming=False))))
         assert all(outcome.reason in ("stop", "length") for _, outcome in await asyncio.gather(*running))
         await settled(own)
 

@@ -10,7 +10,17 @@ import pytest
 from duetts.engine.pace import Pace
 from duetts.engine.pages import PAGE, PagePool
 from duetts.engine.playout import COMFORT_S, Playout
-from duetts.engine.scheduler import BRISK, MAX_DISPLACED, NEED_S, OPENING_FRAMES, Room, Scheduler, stands_back, urgency
+from duetts.engine.scheduler import (
+    BRISK,
+    MAX_DISPLACED,
+    NEED_S,
+    OPENING_FRAMES,
+    PATIENCE_S,
+    Room,
+    Scheduler,
+    stands_back,
+    urgency,
+)
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
 from duetts.types import Int32, Sampling, Utterance
@@ -155,6 +165,38 @@ def test_complete_answers_leave_a_page_for_everybody_to_go_on_with() -> None:
     sequences = [bench.add(16, 60) for _ in range(4)]  # a page each
     bench.read()
     assert list(bench.scheduler.running) == sequences[:3]  # 1 + 0, 1 + 1, 1 + 2 pages; then 1 + 3 were needed and 2 are there
+
+
+def test_an_answer_that_has_waited_long_comes_in_before_later_listeners() -> None:
+    bench = Bench(slots=1)
+    running = bench.add(streaming=True)
+    bench.read()
+    complete = bench.add()
+    early, late = bench.sequence(streaming=True), bench.sequence(streaming=True)
+    early.submitted, late.submitted = NOW + PATIENCE_S, NOW + PATIENCE_S + 1
+    bench.scheduler.add(early)
+    bench.scheduler.add(late)
+    order = []
+    for _ in range(3):
+        bench.end(running)
+        bench.read()
+        (running,) = bench.scheduler.running
+        order.append(running)
+    assert order == [early, complete, late]
+
+
+def test_how_long_one_listener_more_would_wait() -> None:
+    bench = Bench(slots=2)
+    bench.pace.saw_stay(3.0)
+    assert bench.scheduler.line_s == 0
+    for _ in range(2):
+        bench.add(streaming=True)
+        bench.add()
+    bench.read()
+    assert bench.scheduler.line_s == 0
+    for _ in range(4):
+        bench.add(streaming=True)
+    assert bench.scheduler.line_s == 4 * 3.0 / 2  # four before it, and two leave every 3 s
 
 
 def test_a_listener_too_many_waits_while_complete_answers_come_in() -> None:

@@ -115,7 +115,6 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int, kv_posi
             encoder=encoder,
             room=Room(
                 slots=slots, rows=rows, block=block, length=max_model_len, frame_s=frame_s, rereads=not on_cpu,
-                shared_thread=not on_cpu,
             ),
             num_pages=pages,
             end_id=model.config.end_id,

@@ -19,6 +19,7 @@ from duetts.types import Utterance
 BRISK = 0.5  # of a frame's duration: with turns no longer than that every listener gains
 OPENING_FRAMES = 4  # a new stream goes first until it has so many frames
 MAX_DISPLACED = 2  # how often a complete answer may lose its place to a listener
+PATIENCE_S = 10.0  # a complete answer lets those listeners in first who come no more than so long after it
 
 
 def urgency(sequence: Sequence, now: float) -> tuple[int, float]:
@@ -38,6 +39,11 @@ def stands_back(sequence: Sequence, now: float) -> bool:
     if not sequence.streaming:
         return now - sequence.served < COMFORT_S
     return sequence.playout.ahead_s(sequence.launched, now) > COMFORT_S
+
+
+def comes_first(complete: Sequence, listener: Sequence) -> bool:
+    """Whether a complete answer has waited so long that this listener comes after it."""
+    return complete.submitted + PATIENCE_S < listener.submitted
 
 
 Ranked = tuple[tuple[int, float], Sequence]
@@ -136,8 +142,11 @@ class Scheduler:
     # -- coming in -----------------------------------------------------------------------------------------------------
 
     def _admit(self, now: float) -> None:
-        """Listeners first, in order of arrival. A listener who lacks pages or a slot also keeps complete answers out."""
+        """Listeners first, in order of arrival, but after answers that have waited long: a line of listeners that never ends
+        must not keep them out for ever. A listener who lacks pages or a slot also keeps other complete answers out."""
         complete, listening = self._lines
+        while complete and listening and comes_first(complete[0], listening[0]) and self._place(complete[0], now):
+            complete.popleft()
         while listening:
             if not listening[0].utterance.continues and self._would_be_late():
                 break
@@ -159,9 +168,10 @@ class Scheduler:
             return False
         known = self._known_blocks(sequence)
         while not self._fits(sequence, known):
-            victim = self._displaceable() if sequence.streaming else None
+            victim = self._displaceable(sequence) if sequence.streaming else None
             if victim is None:
                 return False
+            victim.displaced += 1
             self._preempt(victim)
             known = self._known_blocks(sequence)
         for block in known:
@@ -212,9 +222,9 @@ class Scheduler:
             self._listeners -= 1
             self._promised -= sequence.most_pages
 
-    def _displaceable(self) -> Sequence | None:
-        """Who gives way to a listener: the youngest complete answer that has not given way too often."""
-        return self._youngest(lambda sequence: sequence.run < MAX_DISPLACED)
+    def _displaceable(self, listener: Sequence) -> Sequence | None:
+        """Who gives way to a listener: the youngest complete answer that has not given way too often nor waited long."""
+        return self._youngest(lambda one: one.displaced < MAX_DISPLACED and not comes_first(one, listener))
 
     def _youngest(self, fit: Callable[[Sequence], bool]) -> Sequence | None:
         candidates = (sequence for sequence in self.running if not sequence.streaming and fit(sequence))

@@ -36,6 +36,7 @@ class Sequence:
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     run: int = 0  # counts preemptions: what was launched in an earlier run is of no use
+    displaced: int = 0  # preemptions for a listener's sake
     num_blocks: int = 0  # of `blocks`, read
     launched: int = 0
     settled: int = 0
