@@ -35,6 +35,7 @@ from benchmarks.sim.policies import (
 from benchmarks.sim.results import WARM_S, WINDOW_S, Result, simulate
 
 RESULTS = Path(__file__).parents[1] / "results" / "simulation.json"
+LONG_S = 60.0
 BATCH = 64  # clients who fetch complete answers, of one device
 
 # What is asked for, of one device.
@@ -47,17 +48,17 @@ SCENARIOS: dict[str, Load] = {
     "with 128 batch clients": Load(0, batch_clients=128),
 }
 
-# From first come, first served to ours, one idea after another, and what peers do.
+# First come, first served as peers do it and with small chunks; ours with one part taken away.
 CAUSES = [
     replace(FCFS, name="first come, first served, chunks of 25", chunks=FixedChunks(25, 25)),
-    FCFS,
     replace(FCFS, name="first come, first served, chunks of 4", chunks=FixedChunks(4, 4)),
-    replace(FCFS, name="and told apart, no order", tells_apart=True),
-    replace(DEADLINE, name="order alone", stands_back=False, admits_by_lateness=False, chunks=FCFS.chunks),
-    replace(DEADLINE, name="order and chunks", stands_back=False, admits_by_lateness=False),
-    replace(DEADLINE, name="order, chunks, standing back", admits_by_lateness=False),
-    replace(DEADLINE, name="order, chunks, admission", stands_back=False),
-    replace(DEADLINE, name="admission alone", order=by_arrival, stands_back=False, chunks=FCFS.chunks),
+    FCFS,
+    replace(FCFS, name="first come, first served, our chunks", chunks=DEADLINE.chunks),
+    replace(DEADLINE, name="deadline, by arrival instead", order=by_arrival),
+    replace(DEADLINE, name="deadline, complete answers not told apart", tells_apart=False),
+    replace(DEADLINE, name="deadline, chunks of 12", chunks=FCFS.chunks),
+    replace(DEADLINE, name="deadline, nobody stands back", stands_back=False),
+    replace(DEADLINE, name="deadline, everybody let in", admits_by_lateness=False),
     DEADLINE,
 ]
 
@@ -121,18 +122,20 @@ def curves() -> Iterator[Work]:
 
 
 def capacities() -> Iterator[Work]:
-    """The most listeners of one device, by what else is asked of it."""
+    """The most listeners of one device, by what else is asked of it. Buffers of 2 s hide an overload for a while: therefore a
+    long window."""
     for name, load in SCENARIOS.items():
-        for policy in (FCFS, DEADLINE):
-            yield Search(Point("capacities", name, load, policy), 160, 490, 10)
+        yield Search(Point("capacities", name, load, FCFS, window_s=LONG_S), 200, 460, 10)
+        yield Search(Point("capacities", name, load, DEADLINE, window_s=LONG_S), 420, 490, 10)
 
 
 def causes() -> Iterator[Work]:
-    """The most listeners of one device with every part of the policy, and with some of them."""
-    name = "with 64 batch clients"
+    """One device with some parts of the policy: within its capacity beside batch clients, with half of the listeners
+    interrupting, and in an overload."""
     for policy in CAUSES:
-        if policy not in (FCFS, DEADLINE):  # those are among the capacities
-            yield Search(Point("causes", name, SCENARIOS[name], policy), 160, 490, 10)
+        for name, listeners in (("with 64 batch clients", 300), ("with 64 batch clients", 420), ("half interrupted", 440)):
+            yield Point("causes", name, replace(SCENARIOS[name], listeners=listeners), policy)
+        yield Point("causes", "listeners", Load(540), policy, window_s=LONG_S)
 
 
 def fleets() -> Iterator[Work]:
