@@ -24,6 +24,7 @@ from duetts.errors import CallerLeft, DuettsError, NotReady
 from duetts.server.auth import Guard, cors_options
 from duetts.server.batch import batch_router
 from duetts.server.bodies import Bodies
+from duetts.server.description import describe
 from duetts.server.errors import error_kind, error_object, error_response, route_path
 from duetts.server.fish import fish_router
 from duetts.server.fish_codec import codec_router
@@ -77,6 +78,7 @@ def create_app(
     app.include_router(voices_router(service, config))
     app.include_router(consents_router(service, config))
     app.include_router(health_router(health, metrics, config))
+    describe(app, config)
     _enclose(app, config, outcomes, metrics)
     return app
 

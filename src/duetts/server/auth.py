@@ -111,7 +111,7 @@ class Guard:
 
     def _check_key(self, scope: Scope, key: bytes) -> int | None:
         """The place of the key in the list; None where none is asked for."""
-        if not self._digests or self._is_public(scope):
+        if not self._digests or is_public(route_path(scope), scope.get("method", ""), self._access):
             return None
         digest = sha256(key).digest()
         # All are compared, whichever fits: the time tells neither which nor how long it is.
@@ -120,12 +120,13 @@ class Guard:
             raise UnknownKey("this server needs a key: Authorization: Bearer KEY" if not key else "the key is not known here")
         return fits.index(True)
 
-    def _is_public(self, scope: Scope) -> bool:
-        path = route_path(scope)
-        if path in PUBLIC:
-            return True
-        reads = self._access.public_catalog and scope.get("method") in ("GET", "HEAD")
-        return reads and (path in CATALOG or path.startswith("/v1/models/"))
+
+def is_public(path: str, method: str, access: AccessConfig) -> bool:
+    """Whether a path needs no key; of sockets the method is empty."""
+    if path in PUBLIC:
+        return True
+    reads = access.public_catalog and method in ("GET", "HEAD")
+    return reads and (path in CATALOG or path.startswith("/v1/models/"))
 
 
 def _sent_key(scope: Scope) -> bytes:
