@@ -6,13 +6,13 @@ Block sizes are chosen per call from the numbers of rows, inputs and outputs: `T
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from duetts.kernels import projection
 from duetts.kernels.codec_conv import GELU, NONE, SNAKE, conv_kernel, unit_kernel
 from duetts.kernels.codec_parts import (
     depthwise_kernel,
@@ -98,9 +98,14 @@ def _tiles(rows: int, outputs: int, tile_rows: int, tile_outputs: int) -> int:
     return -(-rows // tile_rows) * -(-outputs // tile_outputs)
 
 
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+def _processors(x: Tensor) -> int:
+    device = projection.device_of(x)
+    return 132 if device is None else device.multiprocessors
+
+
+def _dependent(x: Tensor) -> dict[str, bool]:
+    """Programmatic dependent launch, where the device has it: 76 kernels in a row are many gaps."""
+    return {"DEPENDENT": True, "launch_pdl": True} if projection._starts_early(x) else {"DEPENDENT": False}
 
 
 def _halves(channels: int) -> tuple[int, int]:
@@ -120,7 +125,7 @@ def conv(
     steps = x.shape[1] - (taps - 1) * dilation
     rows = streams * steps
     tile = tile or Tile.of(
-        rows, inputs, outputs, taps, processors=_processors(x.device), wide=x.element_size() > 2, shared=counts is not None
+        rows, inputs, outputs, taps, processors=_processors(x), wide=x.element_size() > 2, shared=counts is not None
     )
     tiles = _tiles(rows, outputs, tile.rows, tile.outputs)
     partial = bias
@@ -133,7 +138,7 @@ def conv(
         x, weight, bias, _or(alpha, bias), _or(residual, x), _or(raw, x), _or(ahead, x), partial, _or(counts, bias),
         rows, steps, taps, dilation, x.stride(0), *(0 if each is None else each.stride(0) for each in (residual, raw, ahead)),
         inputs, outputs, act, residual is not None, raw is not None, ahead is not None,
-        tile.splits, tile.rows, tile.outputs, tile.inputs, num_warps=tile.warps, num_stages=tile.stages,
+        tile.splits, tile.rows, tile.outputs, tile.inputs, num_warps=tile.warps, num_stages=tile.stages, **_dependent(x),
     )  # fmt: skip
 
 
@@ -158,11 +163,11 @@ def residual_unit(
         return
     steps = x.shape[1] - (taps - 1) * dilation
     rows = len(x) * steps
-    tile = tile or UnitTile.of(rows, channels, processors=_processors(x.device), wide=x.element_size() > 2)
+    tile = tile or UnitTile.of(rows, channels, processors=_processors(x), wide=x.element_size() > 2)
     unit_kernel[(-(-rows // tile.rows),)](
         x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, _or(raw, residual), ahead, rows, steps, taps,
         dilation, x.stride(0), residual.stride(0), _or(raw, residual).stride(0), ahead.stride(0), channels, raw is not None,
-        tile.rows, first, second, tile.inputs, num_warps=tile.warps, num_stages=tile.stages,
+        tile.rows, first, second, tile.inputs, num_warps=tile.warps, num_stages=tile.stages, **_dependent(x),
     )  # fmt: skip
 
 
@@ -173,8 +178,9 @@ def last_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     wave = torch.empty(streams, steps, device=x.device, dtype=torch.float32)
     block = 32
     last_kernel[(-(-streams * steps // block),)](
-        x, weight, bias, wave, streams * steps, steps, x.stride(0), channels, taps, block, triton.next_power_of_2(channels)
-    )
+        x, weight, bias, wave, streams * steps, steps, x.stride(0), channels, taps, block,
+        triton.next_power_of_2(channels), **_dependent(x),
+    )  # fmt: skip
     return wave
 
 
@@ -186,7 +192,7 @@ def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, shift:
     block = 2
     depthwise_kernel[(-(-streams * steps // block),)](
         x, weight, bias, gain, shift, out, streams * steps, steps, x.stride(0), eps, channels, taps, block,
-        triton.next_power_of_2(channels),
+        triton.next_power_of_2(channels), **_dependent(x),
     )  # fmt: skip
     return out
 
@@ -197,8 +203,9 @@ def embed_codes(codes: Tensor, table: Tensor, starts: Tensor) -> Tensor:
     channels = table.shape[1]
     out = torch.empty(streams, frames, channels, device=table.device, dtype=table.dtype)
     embed_kernel[(streams * frames,)](
-        codes.contiguous(), table, starts, out, frames, books, channels, triton.next_power_of_2(channels)
-    )
+        codes.contiguous(), table, starts, out, frames, books, channels, triton.next_power_of_2(channels),
+        **_dependent(table),
+    )  # fmt: skip
     return out
 
 
@@ -212,7 +219,7 @@ def window_attention(
     out = torch.empty(streams, frames, heads * dim, device=qkv.device, dtype=qkv.dtype)
     window_kernel[streams, heads](
         qkv.contiguous(), rope, now, slots, keys, values, out, frames, window, heads, ring, dim, len(rope), _power(frames),
-        _power(window - 1), max(32, _power(dim)), num_warps=4,
+        _power(window - 1), max(32, _power(dim)), num_warps=4, **_dependent(qkv),
     )  # fmt: skip
     return out
 
@@ -223,7 +230,7 @@ def load_tails(
     """See `duetts.kernels.load_tails`."""
     block = 2048
     grid = (len(slots), len(layout), -(-largest // block))
-    load_tails_kernel[grid](tails, halo, layout, slots, position, now, tails.shape[1], block, num_warps=8)
+    load_tails_kernel[grid](tails, halo, layout, slots, position, now, tails.shape[1], block, num_warps=8, **_dependent(tails))
 
 
 def store_tails(
@@ -232,12 +239,14 @@ def store_tails(
     """See `duetts.kernels.store_tails`."""
     block = 2048
     grid = (len(slots), len(layout), -(-largest // block))
-    store_tails_kernel[grid](tails, halo, layout, slots, position, now, tails.shape[1], frames, block, num_warps=8)
+    store_tails_kernel[grid](
+        tails, halo, layout, slots, position, now, tails.shape[1], frames, block, num_warps=8, **_dependent(tails)
+    )
 
 
 def pcm16(wave: Tensor) -> Tensor:
     """See `duetts.kernels.pcm16`."""
     streams, length = wave.shape
     samples = torch.empty(streams, length + 1, device=wave.device, dtype=torch.int16)
-    pcm_kernel[(streams,)](wave, samples, length, 2048, num_warps=8)
+    pcm_kernel[(streams,)](wave, samples, length, 2048, num_warps=8, **_dependent(wave))
     return samples

@@ -32,10 +32,19 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 NONE, SNAKE, GELU = 0, 1, 2
 # No kernel of their own for 1 or for multiples of 16; taps are one of them lest the compiler unroll a loop of known length.
 _FLEXIBLE = ["rows", "steps", "taps", "dilation"]
+
+
+@triton.jit
+def follow(DEPENDENT: tl.constexpr):
+    """Lets the next kernel begin, then waits for the one before: what comes first in a kernel runs beside that."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -112,6 +121,7 @@ def conv_kernel(
     x_stride, residual_stride, raw_stride, ahead_stride,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     RAW: tl.constexpr, AHEAD: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM rows, BN outputs]; a row is a step of a stream, strides are from stream to stream."""
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -125,6 +135,7 @@ def conv_kernel(
     share = (blocks + SPLITS - 1) // SPLITS
     x_block = x + (stream * x_stride + step * INPUTS)[:, None] + tl.arange(0, BK)[None, :]
     begin = split * share
+    follow(DEPENDENT)
     y = _sums(
         x_block, weight, n, begin, tl.minimum(begin + share, blocks), dilation, INPUTS, OUTPUTS, BM, BN, BK
     )  # fmt: skip
@@ -169,7 +180,7 @@ def unit_kernel(
     x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, raw, ahead, rows, steps, taps, dilation,
     x_stride, residual_stride, raw_stride, ahead_stride,
     CHANNELS: tl.constexpr, RAW: tl.constexpr, BM: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A residual unit of BM rows: channels 0..BA and BA..BA + BB have an accumulator each, in both convolutions."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -183,6 +194,7 @@ def unit_kernel(
     x_block = x + (stream * x_stride + step * CHANNELS)[:, None] + k[None, :]
     total_a = tl.zeros((BM, BA), tl.float32)
     total_b = tl.zeros((BM, BB), tl.float32)
+    follow(DEPENDENT)
     for block in range(taps * blocks):
         tap = block // blocks
         first = (block % blocks) * BK

@@ -14,10 +14,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from duetts.kernels.codec_conv import follow
+
 
 @triton.jit
-def embed_kernel(codes, table, starts, out, frames, BOOKS: tl.constexpr, CHANNELS: tl.constexpr, BC: tl.constexpr):
+def embed_kernel(
+    codes, table, starts, out, frames, BOOKS: tl.constexpr, CHANNELS: tl.constexpr, BC: tl.constexpr, DEPENDENT: tl.constexpr
+):
     """One frame of one stream."""
+    follow(DEPENDENT)
     at = tl.program_id(0)
     stream, frame = at // frames, at % frames
     c = tl.arange(0, BC)
@@ -45,10 +50,12 @@ def _turned(qkv, place, cos, sin, i, valid, HALF: tl.constexpr):
 def window_kernel(
     qkv, rope, now, slots, keys, values, out, frames, WINDOW: tl.constexpr, HEADS: tl.constexpr, RING: tl.constexpr,
     DIM: tl.constexpr, TURNS: tl.constexpr, BF: tl.constexpr, BO: tl.constexpr, BD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One head of one stream: old positions from the ring, new ones from qkv, which the ring then gets; no row is both."""
     stream, head = tl.program_id(0), tl.program_id(1)
     half: tl.constexpr = DIM // 2
+    follow(DEPENDENT)
     begin = tl.load(now + stream)
     f, i, d, o = tl.arange(0, BF), tl.arange(0, BD // 2), tl.arange(0, BD), tl.arange(0, BO)
     new = f < frames
@@ -95,9 +102,10 @@ def window_kernel(
 @triton.jit(do_not_specialize=["rows", "steps"])
 def depthwise_kernel(
     x, weight, bias, gain, shift, out, rows, steps, x_stride, eps, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BM steps, all channels."""
+    follow(DEPENDENT)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     row = tl.minimum(m, rows - 1)
     c = tl.arange(0, BC)
@@ -116,9 +124,11 @@ def depthwise_kernel(
 
 @triton.jit(do_not_specialize=["rows", "steps"])
 def last_kernel(
-    x, weight, bias, wave, rows, steps, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
-):
+    x, weight, bias, wave, rows, steps, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """BM samples; neighbours read the same steps, which the L1 holds."""
+    follow(DEPENDENT)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     row = tl.minimum(m, rows - 1)
     c = tl.arange(0, BC)
@@ -134,8 +144,9 @@ def last_kernel(
 
 
 @triton.jit
-def load_tails_kernel(tails, halo, layout, slots, position, now, width, BLOCK: tl.constexpr):
+def load_tails_kernel(tails, halo, layout, slots, position, now, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """A block of one signal's past of one stream."""
+    follow(DEPENDENT)
     stream, signal, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + stream)
     done = tl.load(position + slot)
@@ -149,8 +160,9 @@ def load_tails_kernel(tails, halo, layout, slots, position, now, width, BLOCK: t
 
 
 @triton.jit(do_not_specialize=["frames"])
-def store_tails_kernel(tails, halo, layout, slots, position, now, width, frames, BLOCK: tl.constexpr):
+def store_tails_kernel(tails, halo, layout, slots, position, now, width, frames, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """The same block back: the last values of the signal are its new past."""
+    follow(DEPENDENT)
     stream, signal, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + stream)
     if (signal == 0) & (block == 0):
@@ -163,8 +175,9 @@ def store_tails_kernel(tails, halo, layout, slots, position, now, width, frames,
 
 
 @triton.jit(do_not_specialize=["length"])
-def pcm_kernel(wave, samples, length, BLOCK: tl.constexpr):
+def pcm_kernel(wave, samples, length, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """One stream: first whether it is sound, then its samples and that."""
+    follow(DEPENDENT)
     stream = tl.program_id(0).to(tl.int64)
     at, to = stream * length, stream * (length + 1)
     i = tl.arange(0, BLOCK)
