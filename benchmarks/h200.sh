@@ -19,7 +19,8 @@ LOG=$OUT/log.txt PORT=8017 SERVER='' WATCH=''
 WORK=$(mktemp -d)
 export DUETTS_CACHE_DIR=$WORK/cache DUETTS_VOICES_DIR=$WORK/voices  # nothing of an earlier run is found
 FOLDER='' SMALL=() DUMMY=(--load-format dummy)
-[ -n "$TRIAL" ] && DEVICE=cpu EACH=1 DUMMY=() SMALL=(--frames 6 --least 1 --most 1 --repeats 1 --loads 1,2)
+SEATS=(--max-num-seqs 512 --kv-positions 524288)  # 77 GB of keys and values: 1,024 positions for each of 512 listeners
+[ -n "$TRIAL" ] && DEVICE=cpu EACH=1 DUMMY=() SEATS=(--max-num-seqs 4) SMALL=(--frames 6 --least 1 --most 1 --repeats 1 --loads 1,2)
 
 say() { printf '%4ds  %s\n' "$SECONDS" "$*" | tee -a "$LOG"; }
 
@@ -72,7 +73,7 @@ part() {
 serve() {
     local began=$SECONDS
     "$PYTHON" -m duetts serve "$FOLDER" --served-model-name s2-pro --port $PORT --default-voice none --log-requests off \
-        --max-num-seqs 256 --max-queue 1024 "$@" >>"$OUT/server.log" 2>&1 &
+        --max-queue 1024 --reference-queue 1024 "${SEATS[@]}" "$@" >>"$OUT/server.log" 2>&1 &
     SERVER=$!
     until "$PYTHON" -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:$PORT/ready', timeout=2)" 2>/dev/null; do
         kill -0 $SERVER 2>/dev/null || { say "the server has ended"; tail -5 "$OUT/server.log" | tee -a "$LOG"; SERVER=''; return 1; }

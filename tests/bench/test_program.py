@@ -81,6 +81,12 @@ def test_every_workload_against_a_server_without_a_model(null_server: str, tmp_p
     assert json.loads((tmp_path / "out.json").read_text())["columns"] == list(COLUMNS)
 
 
+def test_the_header_of_a_wav_file_is_no_audio(null_server: str, tmp_path: Path) -> None:
+    content = measured(null_server, tmp_path, "T", "--loads", "1", "--audio", "wav")
+    rows = [dict(zip(COLUMNS, row, strict=True)) for point in content["points"] for row in point["rows"]]
+    assert {row["audio_bytes"] for row in rows} == {FRAMES * 4096}
+
+
 def test_arrivals_by_chance_and_listeners(null_server: str, tmp_path: Path) -> None:
     content = measured(null_server, tmp_path, "P", "--peak", "1200")
     assert sorted(point["load"] for point in content["points"])[:4] == [2, 4, 8, 16]
