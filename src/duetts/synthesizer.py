@@ -351,7 +351,7 @@ class Synthesizer:
         ]
 
     async def _decode_references(self, request: SpeechRequest) -> list[Clip]:
-        clips = [await self._read_reference(reference.audio, reference.field) for reference in request.references]
+        clips = [await self._read_reference(reference.audio, reference.origin) for reference in request.references]
         total = sum(clip.num_samples for clip in clips) / self.info.sample_rate
         if total > self.limits.references_total_s:
             raise InvalidRequest(

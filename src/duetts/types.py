@@ -49,7 +49,7 @@ class Reference:
 
     audio: Source | Int32
     text: str
-    field: str = "ref_audio"  # of the request that it came in
+    origin: str = field(default="ref_audio", compare=False)  # the field of the request that it came in
 
 
 VoiceOrigin = Literal["stored", "preset", "generated"]

@@ -130,8 +130,8 @@ class SineService:
         for reference in request.references:
             if isinstance(reference.audio, np.ndarray):
                 continue
-            audio = await self.references.file(reference.audio, reference.field)
-            self.waves.append(await asyncio.to_thread(self._decode, audio, reference.field))
+            audio = await self.references.file(reference.audio, reference.origin)
+            self.waves.append(await asyncio.to_thread(self._decode, audio, reference.origin))
         voice, hit = "", None
         if not request.references:
             spoken = await self.voices.choose(request.voice, request.voice_field, request.voice_or_default)
