@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from duetts.cli_bench import bench
 from duetts.cli_voices import voices_app
 from duetts.config import EMBEDDED, EngineConfig, LogConfig, environment
-from duetts.errors import ConfigError, DuettsError, ModelNotFound, NotEnoughMemory
+from duetts.errors import ConfigError, DuettsError, FastPathMissing, ModelNotFound, NotEnoughMemory
 from duetts.settings.arguments import Given, rewrite, takes_settings
 from duetts.settings.values import Value, build, resolve, unknown_variables
 
@@ -39,13 +39,13 @@ LengthOption = Annotated[
 # What uvicorn reports as an error after every socket that was refused as it should be.
 NO_HANDSHAKE = "ASGI callable returned without completing handshake."
 
-EXIT_FAILURE, EXIT_MODEL, EXIT_MEMORY = 1, 3, 4
+EXIT_FAILURE, EXIT_MODEL, EXIT_MEMORY, EXIT_FAST_PATH = 1, 3, 4, 5
 
 
 def fail(error: Exception) -> NoReturn:
     """Prints one line and leaves with the code that scripts can rely on."""
     print(f"duetts: {error}", file=sys.stderr)
-    codes = {ModelNotFound: EXIT_MODEL, NotEnoughMemory: EXIT_MEMORY, ConfigError: 2}
+    codes = {ModelNotFound: EXIT_MODEL, NotEnoughMemory: EXIT_MEMORY, FastPathMissing: EXIT_FAST_PATH, ConfigError: 2}
     raise typer.Exit(next((code for kind, code in codes.items() if isinstance(error, kind)), EXIT_FAILURE))
 
 

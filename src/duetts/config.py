@@ -28,6 +28,11 @@ WAV_STREAM_SIZES = ("max", "2g", "zero")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 ENVIRONMENT_PREFIX = "DUETTS_"
+FISH_KVCACHE_ATTN = ("DUETTS_FISH_KVCACHE_ATTN", "VLLM_OMNI_FISH_KVCACHE_ATTN")
+FISH_KVCACHE_ATTN_WORDS = {
+    "auto": ("auto",), "on": ("1", "true", "yes", "on"), "off": ("0", "false", "no", "off", "disable", "disabled"),
+    "required": ("required",),
+}  # fmt: skip
 
 
 def environment(values: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -54,6 +59,20 @@ def voices_folder() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local" / "share") / "duetts" / "voices"
+
+
+def fish_kvcache_attn(values: Mapping[str, str] | None = None) -> str:
+    """How decode attention is chosen: auto, on, off or required, by `DUETTS_FISH_KVCACHE_ATTN` or vLLM-Omni's name for it.
+    Raises `ConfigError` for any other word."""
+    source = os.environ if values is None else values
+    for name in FISH_KVCACHE_ATTN:
+        word = source.get(name, "").strip().lower()
+        if word:
+            modes = [mode for mode, words in FISH_KVCACHE_ATTN_WORDS.items() if word in words]
+            known = ", ".join(word for words in FISH_KVCACHE_ATTN_WORDS.values() for word in words)
+            _require(bool(modes), f"{name} is {word!r}, which is none of {known}")
+            return modes[0]
+    return "auto"
 
 
 def _home() -> Path:

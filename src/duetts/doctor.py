@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from duetts.attention import fish_kvcache_attn
 from duetts.checkpoint import read_configs
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.config import EngineConfig
@@ -69,7 +70,19 @@ def _machine() -> Iterator[Finding]:
         yield Finding(f"cuda:{index}", f"{name}, {free / GB:.1f} of {total / GB:.1f} GB free", good=True)
     if not torch.cuda.is_available():
         yield Finding("cuda", "no CUDA device: the CPU is used")
-    yield Finding("kernels", "plain torch on every device in this version; no fast path to load")
+    yield from _kernels()
+
+
+def _kernels() -> Iterator[Finding]:
+    """Whether decode attention has its kernel here, and on a GPU whether it is right."""
+    found = fish_kvcache_attn.status()
+    counts = f"{found['hits_short']} short, {found['hits_long']} long, {sum(found['fallbacks'].values())} fallbacks"
+    text = f"fish_kvcache_attn is {found['mode']}, {'available' if found['available'] else found['reason']}; {counts}"
+    good = None if found["mode"] != "required" else bool(found["available"])
+    if found["available"] and found["mode"] != "off":
+        error = fish_kvcache_attn.self_test("cuda")
+        text, good = f"{text}; self test: off by {error:.2g} at most", error <= fish_kvcache_attn.TOLERANCE
+    yield Finding("kernels", text, good)
 
 
 def _tensor_bytes(files: list[TensorFile]) -> int:

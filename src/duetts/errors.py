@@ -2,6 +2,7 @@
 
 DuettsError
 ├── ConfigError               a setting, option or environment variable that cannot be right
+│   └── FastPathMissing       what was required to be fast is not there, or is wrong
 ├── CheckpointError           a model folder that is incomplete, damaged or of the wrong shape
 │   ├── ModelNotFound         no such folder, and no such model in the hub cache or on the hub
 │   └── UnsupportedModel      a `model_type` that duetts does not know
@@ -42,6 +43,10 @@ class DuettsError(Exception):
 
 class ConfigError(DuettsError):
     """A setting, command line option, environment variable or configuration file that cannot be right."""
+
+
+class FastPathMissing(ConfigError):
+    """A kernel that was required cannot be used here, or does not compute what it should."""
 
 
 class CheckpointError(DuettsError):

@@ -33,14 +33,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_config": {"json_fields", *WORDS},
     "kernels": set(),
     "audio": WORDS,
-    "attention": {"kernels", "config"},
+    "attention": {"kernels", "config", *WORDS},
     "text": SETTINGS,
     "models": {"kernels", "config", "model_config", "types"},
     "checkpoint_files": SETTINGS,
     "checkpoint": {"checkpoint_files", "models", *SETTINGS},
     "embedded": {"checkpoint", "models", "text", *SETTINGS},
     "voices": {"audio", *SETTINGS},
-    "engine": {"models", "kernels", "checkpoint", *SETTINGS},
+    "engine": {"models", "kernels", "attention", "checkpoint", *SETTINGS},
     "narration": {"engine", "text", *WORDS},
     "synthesizer": {"service", "narration", "engine", "text", "voices", *SETTINGS},
     "tts": {"synthesizer", "engine", "checkpoint", "embedded", "audio", *SETTINGS},
@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }  # fmt: skip
 ANYTHING = {"cli", "cli_bench", "cli_voices", "__main__", "__init__"}
 
-LATE_IMPORTS = {"cli.py", "cli_bench.py", "cli_voices.py", "kernels/__init__.py", "__init__.py"}
+LATE_IMPORTS = {"attention/fish_kvcache_attn.py", "cli.py", "cli_bench.py", "cli_voices.py", "kernels/__init__.py",
+                "__init__.py"}  # fmt: skip
 LITERAL_NAMES = {"checkpoint.py", "__init__.py"}
 GLOBAL_SEEDS = {"torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "random.seed",
                 "np.random.seed", "numpy.random.seed"}  # fmt: skip

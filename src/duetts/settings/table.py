@@ -299,6 +299,7 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 OTHER_VARIABLES = {
     "config": "The configuration file, as --config.",
     "cache_dir": "Folder of what can be made again: duetts-mini, codes of clips.",
+    "fish_kvcache_attn": "Attention of a frame by duetts' own kernel on a GPU: auto, on, off or required.",
     "golden_dir": "Recorded arrays that tests compare with.",
 }
 
