@@ -1,6 +1,7 @@
 """Clips by address: what is connected to, what never is, and the bounds on what comes. No name is looked up outside."""
 
 import asyncio
+import contextlib
 import os
 import ssl
 import subprocess
@@ -8,7 +9,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duetts.config import Limits, MediaConfig
 from duetts.errors import ConfigError, ForbiddenReference, InvalidRequest, Overloaded, UnreachableReference
@@ -185,7 +189,7 @@ async def test_redirects_have_an_end() -> None:
 @pytest.mark.parametrize(
     "url",
     ["http://", "http:///x.wav", "http://user@h.example/", "http://user:word@h.example/", "http://h.example:99999/", "http://[::1",
-     "http://h.example/" + 2048 * "x", "http://a b/"],
+     "http://h.example/" + 2048 * "x", "http://a b/", "http://h.example/\ud800", "http://\ud800/"],
 )  # fmt: skip
 async def test_addresses_that_cannot_be_fetched(url: str) -> None:
     internet = Internet({"h.example": [[PUBLIC]]})
@@ -197,6 +201,15 @@ async def test_ports_of_other_protocols_are_left_alone() -> None:
     internet = Internet()
     assert (await refusal(fetcher(internet), f"http://{PUBLIC}:25/")).code == "media_domain_forbidden"
     assert not internet.look_ups
+
+
+@given(st.text(alphabet=st.sampled_from("http://:@[]%?#ab.1-_~ \\\t\n\x00äß①。\ud800\u200d"), max_size=40), st.booleans())
+def test_any_text_is_refused_in_order(text: str, redirected: bool) -> None:
+    base = httpx.URL(URL) if redirected else None
+    with contextlib.suppress(InvalidRequest):
+        url = fetch._parsed(text, "ref_audio", base)
+        assert url.scheme in ("http", "https")
+        httpx.Request("GET", url.copy_with(host=PUBLIC), headers={"Host": url.netloc.decode("ascii")})
 
 
 # -- domains that the operator names -------------------------------------------------------------------------------------

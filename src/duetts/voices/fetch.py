@@ -233,7 +233,7 @@ def _parsed(text: str, field: str, base: httpx.URL | None = None) -> httpx.URL:
         raise InvalidRequest(f"{field}: an address may have at most {MAX_URL_CHARS} characters", field=field)
     try:
         url = httpx.URL(text) if base is None else base.join(text)
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, ValueError):  # the latter for brackets, and for half a surrogate
         raise InvalidRequest(f"{field} is not a valid address", field=field) from None
     if url.scheme not in ("http", "https") or not url.host or (url.port is not None and not 0 < url.port < 1 << 16):
         raise InvalidRequest(f"{field} leads to an address that is not one of http or https with a host", field=field)
