@@ -31,7 +31,7 @@ from duetts import __version__
 from duetts.engine.engine import Engine
 from duetts.engine.inprocess import InProcessSpeaker
 from duetts.engine.pages import Block, pages_for
-from duetts.engine.parts import Decoded, Parts, Result
+from duetts.engine.parts import Decoded, Drawn, Parts, Result
 from duetts.engine.playout import ChunkPolicy
 from duetts.engine.scheduler import Room
 from duetts.engine.sequence import Sequence
@@ -55,7 +55,7 @@ class NullDevice:
 
     def launch(self, rows: list[Sequence]) -> Result:
         columns = self._columns[: len(rows)]
-        return lambda: columns
+        return Drawn(columns)
 
 
 class NullVocoder:

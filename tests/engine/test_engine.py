@@ -16,7 +16,7 @@ from duetts.config import EngineConfig
 from duetts.engine.inprocess import InProcessSpeaker, build_engine, describe
 from duetts.engine.memory import choose_device, fit_memory, plan_memory
 from duetts.engine.pages import Block
-from duetts.engine.parts import UNSOUND, Decoding
+from duetts.engine.parts import UNSOUND, Decoding, Drawn
 from duetts.engine.sequence import Sequence
 from duetts.errors import Aborted, ConfigError, DeadlineExceeded, EngineFailure, NotEnoughMemory, NotReady, Overloaded
 from duetts.json_fields import read_json
@@ -205,7 +205,7 @@ def strike(own: InProcessSpeaker, part: str, monkeypatch: pytest.MonkeyPatch) ->
         for sequence, column in zip(rows, columns, strict=True):
             if is_doomed(sequence) and sequence.launched == 4:
                 column[0] = UNSOUND
-        return lambda: columns
+        return Drawn(columns)
 
     def failing_read(sequence: Sequence, block: Block) -> None:
         if is_doomed(sequence):

@@ -49,7 +49,7 @@ def engine(
     room = Room(slots, slots, 32, 160, 0.05, shared_thread=not threads)
     beside = Threads(lambda: None, Standing()) if threads else None
     return Engine(
-        Parts(device, vocoder, NullEncoder(), room, pages, END, queue, ChunkPolicy(2, 4), beside), start=start
+        Parts(device, vocoder, NullEncoder(), room, pages, END, queue, ChunkPolicy(2, 4), threads=beside), start=start
     )  # fmt: skip
 
 

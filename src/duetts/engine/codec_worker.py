@@ -133,6 +133,11 @@ class CodecWorker:
             return not self._streams and len(self._free) == self._vocoder.slots
 
     @property
+    def flying(self) -> bool:
+        """Whether a call is under way; asked by whoever steps the worker."""
+        return bool(self._flights)
+
+    @property
     def num_streams(self) -> int:
         return len(self._streams)
 

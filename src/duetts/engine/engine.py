@@ -28,6 +28,8 @@ from duetts.engine.stream import Channel
 from duetts.errors import EngineFailure, NotReady, Overloaded
 from duetts.types import FinishReason, Float32, Int32, Utterance
 
+POLL_S = 1e-4  # between looks at what the device has done, while both a step and a codec call are under way
+
 log = logging.getLogger(__name__)
 
 
@@ -299,7 +301,7 @@ class Engine:
     def _land(self, flight: _Flight) -> None:
         """Reads a step's frames: to the codec, and to their end those that have reached it."""
         try:
-            columns = flight.result()
+            columns = self._wait_for(flight.result)
         except Exception as error:  # what a device reports late cannot be told apart by rows
             for sequence, run in zip(flight.rows, flight.runs, strict=True):
                 if sequence.finished is None and sequence.run == run:
@@ -331,6 +333,13 @@ class Engine:
         self._codec.push(frames)
         for sequence, reason in ended:
             self._finish(sequence, reason)
+
+    def _wait_for(self, result: Result) -> Int32:
+        """A step's columns. What the codec makes meanwhile is handed over at once, not when the step is done."""
+        while self._parts.threads is None and self._codec.flying and not result.ready():
+            if not self._codec.hand_over():
+                time.sleep(POLL_S)
+        return result()
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """The one end of every sequence: frees its slot and pages and lets the codec send what is left. `_settle` follows."""

@@ -15,8 +15,30 @@ from duetts.types import Float32, Int32
 
 UNSOUND = -1  # the token of a row whose numbers were not finite
 
-# Waits for a step and gives its columns int32 [rows, 1 + codebooks], token first (`UNSOUND`: the row failed).
-Result = Callable[[], Int32]
+
+class Result(Protocol):
+    """A step under way. Call it for its columns int32 [rows, 1 + codebooks], token first (`UNSOUND`: the row failed)."""
+
+    def ready(self) -> bool:
+        """Whether a call comes back at once. Raises nothing: a fault is ready, too."""
+        ...
+
+    def __call__(self) -> Int32:
+        """Waits, and raises what a device raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A step that was done when it was made."""
+
+    columns: Int32
+
+    def ready(self) -> bool:
+        return True
+
+    def __call__(self) -> Int32:
+        return self.columns
 
 
 class Device(Protocol):

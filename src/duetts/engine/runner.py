@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from duetts.engine.pages import PAGE, Block, pages_for
-from duetts.engine.parts import UNSOUND, Result
+from duetts.engine.parts import UNSOUND, Drawn, Result
 from duetts.engine.recordings import Recordings
 from duetts.engine.sequence import Sequence
 from duetts.engine.slots import SlotMemory
@@ -112,8 +112,7 @@ class Runner:
         if self._device.type != "cpu":
             self._ways.rotate(-1)
             return self._ways[0].start(columns, len(rows))
-        found: Int32 = columns[: len(rows)].numpy()
-        return lambda: found
+        return Drawn(columns[: len(rows)].numpy())
 
     def _step(self, slots: Tensor) -> Tensor:
         return self._draw(slots, DecodeRows(self._cache, self._slots.tables, slots, self._slots.positions[slots]))
@@ -157,10 +156,23 @@ class _Way:
     def start(self, columns: Tensor, count: int) -> Result:
         self._host[: len(columns)].copy_(columns, non_blocking=True)
         self._arrived.record()
+        return _Arrival(self._host[:count], self._arrived)
 
-        def wait() -> Int32:
-            self._arrived.synchronize()
-            found: Int32 = self._host[:count].numpy().copy()  # the memory is for a later step
-            return found
 
-        return wait
+class _Arrival:
+    """Columns that are on their way: read them before the way serves another step."""
+
+    def __init__(self, host: Tensor, arrived: torch.cuda.Event) -> None:
+        self._host = host
+        self._arrived = arrived
+
+    def ready(self) -> bool:
+        try:
+            return bool(self._arrived.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:  # the device has failed: a call says how
+            return True
+
+    def __call__(self) -> Int32:
+        self._arrived.synchronize()
+        found: Int32 = self._host.numpy().copy()  # the memory is for a later step
+        return found
