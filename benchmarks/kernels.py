@@ -96,27 +96,32 @@ def fastest(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sweep(arguments: argparse.Namespace, setup: Setup) -> list[dict[str, Any]]:
-    """First the variants of every case, then, compiled all at once, the neighbours of each case's best."""
+    """The variants of every case; then, compiled all at once, the neighbours of each case's best, and those of the new best."""
     from benchmarks.kernel_compile import compile_all
 
-    begin, todo = time.monotonic(), [case for case in cases_of(arguments, setup) if case.variants]
+    todo = [case for case in cases_of(arguments, setup) if case.variants]
     found: list[dict[str, dict[str, Any]]] = [{} for _ in todo]
-    for index, case in enumerate(todo):
-        attempt(case, case.variants, found[index], begin + 0.6 * arguments.limit_s * (index + 1) / len(todo))
-    near = [
-        case.neighbours(best[0]["config"]) if (best := fastest(rows)) and best[0]["us"] is not None else {}
-        for case, rows in zip(todo, found, strict=True)
-    ]
-    compile_all(arguments, arguments.dtype, {case.name: list(runs) for case, runs in zip(todo, near, strict=True)})
-    second = time.monotonic()
-    for index, case in enumerate(todo):
-        left = begin + arguments.limit_s - second
-        attempt(case, near[index], found[index], second + left * (index + 1) / len(todo))
+    runs = [case.variants for case in todo]
+    for part in (0.5, 0.25, 0.25):  # of the time
+        if part < 0.5:
+            runs = [near_best(case, results) for case, results in zip(todo, found, strict=True)]
+            compile_all(arguments, arguments.dtype, {case.name: list(near) for case, near in zip(todo, runs, strict=True)})
+        begin = time.monotonic()
+        for index, case in enumerate(todo):
+            attempt(case, runs[index], found[index], begin + part * arguments.limit_s * (index + 1) / len(todo))
     rows = []
     for case, results in zip(todo, found, strict=True):
         rows.append({"op": case.op, "shape": case.shape, "rows": case.rows, "bytes": case.num_bytes, "tried": fastest(results)})
         show_best(case, rows[-1]["tried"])
     return rows
+
+
+def near_best(case: Case, results: dict[str, dict[str, Any]]) -> dict[str, Callable[[int], Any]]:
+    """What has not been timed yet of the best one's neighbours."""
+    best = fastest(results)[:1]
+    if not best or best[0]["us"] is None:
+        return {}
+    return {name: run for name, run in case.neighbours(best[0]["config"]).items() if name not in results}
 
 
 def show_best(case: Case, tried: list[dict[str, Any]]) -> None:

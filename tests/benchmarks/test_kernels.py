@@ -58,19 +58,21 @@ def test_all_kernels_compile_for_an_h200() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that likes 32 rows and eight warps, and a compiler that only writes down what it is asked for."""
+    """With a clock that likes one tile, the copy engine and asking far ahead; nothing is run or compiled."""
     asked: dict[str, list[str]] = {}
 
     def clock(run: partial[Any], sets: int, repeats: int) -> float:
         config = run.keywords["config"]
-        return 10.0 - config.warps + 100 * (config.block_n != 32)
+        return 10.0 - config.bulk - 2 * config.rolling + 100 * (config.block_n != 32 or config.step != 256)
 
     monkeypatch.setattr(kernel_case, "time_us", clock)
+    monkeypatch.setattr(kernel_case, "error_of", lambda case, run: 0.0)
     monkeypatch.setattr(kernel_compile, "compile_all", lambda arguments, dtype, wanted: asked.update(wanted))
     arguments = kernels.parse(["--sweep", "gate", "--eight-bit", "--limit-s", "60"])
     (rows,) = kernels.sweep(arguments, kernel_case.Setup(torch.device("cpu"), torch.float32, (2,), tiny=True))
     best = rows["tried"][0]["config"]
-    assert best.startswith("block_n=32 ")
-    assert " warps=8 " in best
-    assert best in asked["norm_gate w1 w3 2"]
-    assert all(row["us"] is not None and row["error"] < 1e-5 for row in rows["tried"])
+    assert best.startswith("block_n=32 step=256 ")
+    assert " rolling=1 " in best
+    assert best.endswith(" bulk=1")
+    assert best in asked["norm_gate w1 w3 2"]  # in the second round, as the best differs in two fields
+    assert len(rows["tried"]) > len(asked["norm_gate w1 w3 2"])

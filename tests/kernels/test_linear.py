@@ -101,7 +101,7 @@ def test_norm(rows: tuple[int, ...], inner: int) -> None:
     assert_near(projection.rms_norm(x, gain, EPS), reference.rms_norm(x, gain, EPS))
 
 
-@pytest.mark.parametrize("config", [SMALL, SPLIT, SPLIT._replace(fused_norm=False)])
+@pytest.mark.parametrize("config", [SMALL, SPLIT, SPLIT._replace(fused_norm=False), SPLIT._replace(bulk=True)])
 @pytest.mark.parametrize(("rows", "inner", "width"), [((1,), 96, 33), ((2, 9), 70, 16)])
 def test_products_of_few_rows(rows: tuple[int, ...], inner: int, width: int, config: Config) -> None:
     x, gain, weight, bias = draw(*rows, inner), draw(inner), draw(width, inner), draw(width)
@@ -117,7 +117,7 @@ def test_products_of_few_rows(rows: tuple[int, ...], inner: int, width: int, con
 @pytest.mark.parametrize(("num_rows", "inner", "width"), [(3, 64, 16), (18, 50, 19)])
 def test_gate(num_rows: int, inner: int, width: int, fused_norm: bool) -> None:
     x, gain, w1, w3 = draw(num_rows, 1, inner), draw(inner), draw(width, inner), draw(width, inner, seed=1)
-    config = SPLIT._replace(fused_norm=fused_norm)
+    config = SPLIT._replace(fused_norm=fused_norm, bulk=fused_norm)
     assert_near(projection.norm_gate(x, gain, EPS, w1, w3, config=config), reference.norm_gate(x, gain, EPS, w1, w3))
 
 

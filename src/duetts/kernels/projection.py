@@ -13,7 +13,8 @@ Bytes per layer in bf16 (8-bit: half; all else is under 3 % at 16 rows), and the
 How: every program holds a tile of the weight as the left operand of the matrix unit (64 rows, the least that Hopper's
 warpgroup instruction takes) and all rows of x, padded to 16, 32 or 64, as the right one, so that weights go from memory
 through shared memory into the unit and never through registers. All programs are resident at once and have equal work,
-so none waits for a second wave. On Hopper a kernel starts while the one before still runs (programmatic dependent
+so none waits for a second wave. Weights come thread by thread or, if the configuration says so, through Hopper's tensor copy
+engine. On Hopper a kernel starts while the one before still runs (programmatic dependent
 launch), asks its first weights into L2, and only then waits for its input.
 
 A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows.
@@ -30,6 +31,7 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from duetts.kernels import streaming
 
@@ -47,6 +49,7 @@ class Config(NamedTuple):
     rolling: bool = False  # whether the loop keeps asking so far ahead
     fused_norm: bool = True
     dependent: bool = True  # programmatic dependent launch
+    bulk: bool = False  # whether weights come through Hopper's tensor copy engine, or thread by thread
 
 
 # ---- choice of configurations
@@ -177,6 +180,16 @@ def _ahead(config: Config, x: Tensor, weight: Tensor, block_k: int, steps: int, 
     return 1 << most.bit_length() - 1 if most else 0
 
 
+def _tiles(x: Tensor, weight: Tensor | None, config: Config, block_k: int) -> TensorDescriptor | None:
+    """What the copy engine needs to know of a weight; None where it cannot serve."""
+    device = device_of(x)
+    if weight is None or not config.bulk or block_k > 256 or (device is not None and device.capability < (9, 0)):
+        return None
+    if weight.data_ptr() % 16 or weight.stride(0) * weight.element_size() % 16:
+        return None
+    return TensorDescriptor.from_tensor(weight, [config.block_n, block_k])
+
+
 def _product(
     x: Tensor, weight: Tensor, config: Config, *, gain: Tensor | None = None, eps: float = 0.0, other: Tensor | None = None,
     scale: Tensor | None = None, other_scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
@@ -194,7 +207,8 @@ def _product(
     sums = out if split == 1 else x.new_empty(split, num_rows, width, dtype=torch.float32)
     end = (scale, bias, residual)
     streaming.stream[grid](
-        x, gain, weight, other, end[0] if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
+        x, gain, weight, other, _tiles(x, weight, config, block_k), _tiles(x, other, config, block_k),
+        scale if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
         sums, num_rows, width, steps, eps,
         K=inner, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=block_k, SPLIT=split,
         PREFETCH=ahead, UNIT=min(config.unit, config.step), ROLLING=config.rolling and ahead > 0,

@@ -41,8 +41,10 @@ def _inverse_rms(x, m, inside, eps, K: tl.constexpr, BLOCK_M: tl.constexpr, CHUN
 
 
 @triton.jit
-def _weights(weight, rows, k, dtype: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
-    if EVEN:
+def _weights(weight, tiles, rows, k, row, column, dtype: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
+    if tiles is not None:
+        values = tiles.load([row, column])
+    elif EVEN:
         values = tl.load(weight + rows[:, None] + k[None, :])
     else:
         values = tl.load(weight + rows[:, None] + k[None, :], (k < K)[None, :], other=0.0)
@@ -69,7 +71,7 @@ def _silu(a):
 
 @triton.jit(do_not_specialize=["M", "steps", "eps"])
 def stream(
-    x, gain, weight, other, scale, other_scale, bias, residual, out, M, N, steps, eps,
+    x, gain, weight, other, tiles, other_tiles, scale, other_scale, bias, residual, out, M, N, steps, eps,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     PREFETCH: tl.constexpr, UNIT: tl.constexpr, ROLLING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +82,8 @@ def stream(
     dtype: tl.constexpr = x.dtype.element_ty
     EVEN: tl.constexpr = K % BLOCK_K == 0
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * BLOCK_N
+    n = row + tl.arange(0, BLOCK_N)
     first = tl.program_id(2) * tl.cdiv(steps, SPLIT)
     last = tl.minimum(first + tl.cdiv(steps, SPLIT), steps)
     inside = m < M
@@ -98,16 +101,19 @@ def stream(
     for step in range(first, last):
         if ROLLING:
             _prefetch(weight, other, rows, tl.minimum(step + PREFETCH, last - 1) * BLOCK_K, BLOCK_N, BLOCK_K, UNIT)
-        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+        column = step * BLOCK_K
+        k = column + tl.arange(0, BLOCK_K)
         mask = inside[:, None] if EVEN else inside[:, None] & (k < K)[None, :]
         values = tl.load(x + m[:, None] * K + k[None, :], mask, other=0.0)
         if gain is not None:  # as wide as x: a lone row of gains is too thin to be loaded ahead of its use
             gains = tl.load(gain + (m * 0)[:, None] + k[None, :], mask, other=0.0)
             values = (values.to(tl.float32) * inverse[:, None]).to(dtype) * gains
         turned = tl.trans(values)
-        product = tl.dot(_weights(weight, rows, k, dtype, K, EVEN), turned, product, input_precision="ieee")
+        product = tl.dot(_weights(weight, tiles, rows, k, row, column, dtype, K, EVEN), turned, product, input_precision="ieee")
         if other is not None:
-            second = tl.dot(_weights(other, rows, k, dtype, K, EVEN), turned, second, input_precision="ieee")
+            second = tl.dot(
+                _weights(other, other_tiles, rows, k, row, column, dtype, K, EVEN), turned, second, input_precision="ieee"
+            )
     place = m.to(tl.int64)[None, :] * N + n[:, None]
     mask = inside[None, :] & (n < N)[:, None]
     if SPLIT > 1:
