@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from duetts.attention import fish_kvcache_attn
 from duetts.checkpoint import Model, load_model, read_configs
 from duetts.config import EngineConfig
 from duetts.engine.engine import Engine
@@ -140,6 +141,7 @@ def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     """Loads and starts a model. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
     model_config, codec_config = read_configs(folder)
     device = choose_device(config.device)
+    fish_kvcache_attn.prepare(device)
     plan = fit_memory(plan_memory(model_config, codec_config, config, device), model_config, config, device)
     log.info("%s on %s, %d positions", plan, device, plan.positions)
     dtype, longest = choose_dtype(config.dtype, device, model_config), longest_sequence(model_config, config)
