@@ -133,7 +133,7 @@ class Fetcher:
     async def _download(self, text: str, field: str) -> bytes:
         limit_s = self._media.fetch_s
         try:
-            async with asyncio.timeout(limit_s), self._transport(self._context) as transport:
+            async with asyncio.timeout(limit_s), await self._threads.run(self._open) as transport:
                 url = _parsed(text, field)
                 for _ in range(MAX_REDIRECTS + 1):
                     response = await self._get(transport, url, field)
@@ -152,6 +152,10 @@ class Fetcher:
     @cached_property
     def _context(self) -> ssl.SSLContext:
         return self._tls or httpx.create_ssl_context(trust_env=False)
+
+    def _open(self) -> httpx.AsyncBaseTransport:
+        """On a thread: the first time it reads all authorities, which takes 0.1 s."""
+        return self._transport(self._context)
 
     async def _get(self, transport: httpx.AsyncBaseTransport, url: httpx.URL, field: str) -> httpx.Response:
         """The head of the answer, from the first address that can be connected to."""
