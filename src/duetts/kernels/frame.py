@@ -86,7 +86,8 @@ def _choices(logits, recent, penalty, first, choices, WINDOW: tl.constexpr, SIZE
     real = ids < choices
     raw = tl.load(logits + ids, mask=real, other=0.0)
     x = raw.to(tl.float32)
-    infinite = tl.max((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, 0)
+    finite = tl.abs(x) < float("inf")
+    x = tl.where(finite, x, 0.0)  # the row is lost, yet what is drawn must be one of its choices
     if WINDOW > 0:
         seen = ids < 0
         for index in tl.static_range(WINDOW):
@@ -96,7 +97,7 @@ def _choices(logits, recent, penalty, first, choices, WINDOW: tl.constexpr, SIZE
     bits = x.to(tl.int32, bitcast=True)
     bits = bits ^ ((bits >> 31) & _LARGEST)
     keys = (bits.to(tl.int64) << 32) | (ids ^ _LARGEST).to(tl.int64)
-    return tl.where(real, x, float("-inf")), tl.where(real, keys, _NOTHING), infinite == 0
+    return tl.where(real, x, float("-inf")), tl.where(real, keys, _NOTHING), tl.min(finite.to(tl.int32), 0) > 0
 
 
 @triton.jit
