@@ -56,5 +56,8 @@ def test_a_plot_can_be_drawn(tmp_path: Path) -> None:
 
     for floors in (True, False):
         path = tmp_path / f"{floors}.svg"
-        draw({"ours": content(), "nobody": content(points=[])}, path, floors=floors)
+        failed = content()["points"][1]
+        failed["figures"]["ttfa_ms_p50"] = ["infinite", None, None]
+        for measured in ({"ours": content(), "nobody": content(points=[])}, {"failed": content(points=[failed])}):
+            draw(measured, path, floors=floors)
         assert path.read_text().startswith("<?xml")

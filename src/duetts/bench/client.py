@@ -20,6 +20,7 @@ BUFFER = memoryview(bytearray(256 << 10))  # what is read is looked at before an
 AHEAD_S = 0.5  # audio that a paced reader has at most
 LEAST_S = 0.1  # and for how much more it reads again
 PACED_SOCKET_BYTES = 16 << 10  # that the system holds for a paced reader; it takes twice as many
+WRONG_LENGTH = "wrong length"  # begins the error that rejects a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,6 @@ async def ask(target: Target, body: bytes, record: Record) -> None:
         record.error = f"{WRONG_LENGTH}: {record.audio_bytes} bytes instead of {expected}"
     if record.paced and not record.error:
         await asyncio.sleep(exchange.player.ahead_s(time.monotonic()))
-
-
-WRONG_LENGTH = "wrong length"
 
 
 class Exchange(asyncio.BufferedProtocol):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -22,21 +25,22 @@ def draw(measured: Mapping[str, Mapping[str, Any]], path: Path, *, floors: bool 
     left, right = chart.subplots(1, 2)
     for name, content in measured.items():
         for workload, style in CURVES.items():
-            points = sorted((one["load"], one["figures"]) for one in content["points"]
-                            if one["workload"] == workload and one["streaming"] and one["figures"])  # fmt: skip
+            points = [one for one in content["points"] if one["workload"] == workload and one["streaming"] and one["figures"]]
+            points.sort(key=itemgetter("load"))
+            loads = [one["load"] for one in points]
             if points:
-                loads = [load for load, _ in points]
-                left.plot(loads, [found["audio_s_per_s"][0] for _, found in points], style, label=f"{name} {workload}")
-                for percent in (50, 95):
-                    values = [found[f"ttfa_ms_p{percent}"][0] for _, found in points]
-                    finite = [(load, value) for load, value in zip(loads, values, strict=True) if isinstance(value, float)]
-                    right.plot(*zip(*finite, strict=True) if finite else ([], []), style, label=f"{name} {workload} p{percent}")
+                left.plot(loads, [one["figures"]["audio_s_per_s"][0] for one in points], style, label=f"{name} {workload}")
+            for percent in (50, 95) if points else ():
+                values = [one["figures"][f"ttfa_ms_p{percent}"][0] for one in points]
+                finite = [math.nan if isinstance(value, str) else value for value in values]
+                right.plot(loads, finite, style, label=f"{name} {workload} p{percent}")
     if floors:
         _floors(left)
     for axes, title in ((left, "seconds of audio a second"), (right, "first audio, ms")):
-        axes.set(xscale="log", yscale="log", xlabel="streams at once", title=title)
+        axes.set(xlabel="streams at once", title=title)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
+        if any(np.nanmax(line.get_ydata(), initial=0.0) > 0 for line in axes.lines):  # else there is no logarithm
+            axes.set(xscale="log", yscale="log")
             axes.legend(fontsize=7)
     chart.savefig(path, format="svg")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from urllib.request import Request, urlopen
 
 from duetts.bench.client import WRONG_LENGTH
 from duetts.bench.load import Point, Session
@@ -27,19 +27,16 @@ class Report:
     session: Session
     conditions: dict[str, Any] = field(default_factory=dict)
     earlier: dict[str, Any] = field(default_factory=dict)  # what a file has already, which stays
-    points: list[dict[str, Any]] = field(default_factory=list)
-    capacity: int | None = None
 
     def __post_init__(self) -> None:
-        self.points = list(self.earlier.get("points", []))
-        self.capacity = self.earlier.get("capacity")
+        self.points: list[dict[str, Any]] = list(self.earlier.get("points", []))
+        self.capacity: int | None = self.earlier.get("capacity")
 
     def add(self, point: Point, runs: list[Run]) -> dict[str, Any]:
         """What became of a load so far, in the place of what was known of it before."""
         found = {**summary(point, runs, self.session.pcm), "run": len(self.earlier.get("runs", []))}
-        same = ("workload", "load", "streaming")
-        self.points = [one for one in self.points if any(one[name] != found[name] for name in same)]
-        self.points.append(found)
+        others = [one for one in self.points if any(one[name] != found[name] for name in ("workload", "load", "streaming"))]
+        self.points = [*others, found]
         return found
 
     @property
@@ -98,9 +95,8 @@ def conditions(command: list[str], note: str, url: str, api_key: str = "") -> di
 
 def get(url: str, api_key: str = "") -> Any:
     """The JSON of an address; None if there is none."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}), timeout=10) as answer:
             return json.loads(answer.read())
     except (OSError, ValueError):
         return None
