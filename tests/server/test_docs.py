@@ -13,7 +13,7 @@ import pytest
 
 from duetts.audio.formats import FORMATS
 from duetts.server import websocket
-from duetts.server.fish_fields import OWN
+from duetts.server.fish import OWN
 from duetts.server.schemas import FIELDS
 from tests.audio.listening import hear
 from tests.inputs import clip

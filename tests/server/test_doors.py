@@ -13,7 +13,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from duetts.audio.encode import with_exact_sizes
-from duetts.server.fish_fields import NAMES, SAME
+from duetts.server.fish import NAMES, SAME
 from duetts.server.schemas import FIELDS
 from duetts.types import SpeechRequest
 from tests.inputs import REF_TEXT, clip

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from duetts.errors import DeadlineExceeded, EngineFailure
-from duetts.server import events
+from duetts.server import speech
 from tests.server.conftest import Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs, hum
 
@@ -77,7 +77,7 @@ def test_duration_and_rate_are_those_of_the_output(door: Door) -> None:
 
 
 def test_silences_are_filled_with_comments(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "SILENCE_S", 0.05)
+    monkeypatch.setattr(speech, "SILENCE_S", 0.05)
     door.service.knobs = Knobs(num_chunks=2, chunk_wait_s=0.3)
     blocks = door.speak(stream=True, response_format="pcm", seed=1).text.split("\n\n")
     assert blocks[0].startswith("event: speech.audio.delta")
@@ -132,7 +132,7 @@ def test_a_client_that_leaves_ends_the_work(door: Door, name: str) -> None:
 
 
 def test_a_client_that_leaves_in_silence_ends_the_work(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "SILENCE_S", 0.05)
+    monkeypatch.setattr(speech, "SILENCE_S", 0.05)
     door.service.knobs = Knobs(num_chunks=2, chunk_wait_s=1.0)
     with door.http.stream("POST", "/v1/audio/speech", json={"input": "Hello.", "stream": True}) as answer:
         assert next(answer.iter_raw())

@@ -13,7 +13,7 @@ from fishaudio.types import Prosody, ReferenceAudio, TTSConfig
 
 from duetts.audio.formats import FORMATS
 from duetts.errors import EngineFailure, NotReady, Overloaded
-from duetts.server.fish_fields import NAMES, OWN, SAME
+from duetts.server.fish import NAMES, OWN, SAME
 from duetts.server.schemas import FIELDS
 from tests.audio.listening import hear
 from tests.inputs import REF_TEXT, clip

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetts.errors import InvalidRequest
-from duetts.server.msgpack import MAX_DEPTH, MAX_VALUES, parse_msgpack
+from duetts.server.body import MAX_DEPTH, MAX_VALUES, parse_msgpack
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=300)

@@ -15,7 +15,7 @@ from duetts.audio.encode import wav_file
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest
 from duetts.server.body import FORM, JSON, MSGPACK, read_body
-from duetts.server.fish_fields import fish_answer, wants_json
+from duetts.server.fish import fish_answer, wants_json
 from duetts.server.references import read_clip, read_codes
 from duetts.server.speech import Listening
 from duetts.service import SpeechService

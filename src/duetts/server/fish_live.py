@@ -19,11 +19,11 @@ from fastapi import APIRouter, WebSocket
 
 from duetts.config import ServerConfig
 from duetts.errors import CallerLeft, DuettsError, InvalidRequest
+from duetts.server.body import parse_msgpack
 from duetts.server.caller import Caller
 from duetts.server.errors import error_object
-from duetts.server.fish_fields import fish_names, read_fish_order
+from duetts.server.fish import fish_names, read_fish_order
 from duetts.server.frames import BAD_MESSAGE, IDLE, LARGE_BYTES, TOO_BIG, Closing, Frames, converse
-from duetts.server.msgpack import parse_msgpack
 from duetts.server.outcomes import Outcomes
 from duetts.server.rendition import Rendition
 from duetts.server.schemas import SpeechOrder, check_type

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from duetts.config import ServerConfig
 from duetts.errors import InvalidRequest
-from duetts.server.fish_fields import fish_answer, fish_names
+from duetts.server.fish import fish_answer, fish_names
 from duetts.server.schemas import ignored_names
 from duetts.server.voices import VOICE_PARTS, Part, read_draft, read_parts, request_body, required_text
 from duetts.service import SpeechService

@@ -8,8 +8,10 @@ complete. A client that leaves ends the engine's work at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
-from contextlib import AsyncExitStack
+import base64
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +24,7 @@ from duetts.config import ServerConfig
 from duetts.errors import CallerLeft
 from duetts.server.body import FORM, JSON, read_body
 from duetts.server.caller import Caller
-from duetts.server.events import CONTENT_TYPE, EventStream
+from duetts.server.errors import error_body
 from duetts.server.outcomes import Outcomes
 from duetts.server.rendition import Rendition
 from duetts.server.schemas import SpeechOrder, is_text, read_order, speech_schema
@@ -31,6 +33,9 @@ from duetts.types import Outcome, Speech
 
 MAX_LISTED = 64  # pieces in a header
 WRITE_BYTES = 256 << 10  # at once, so that a slow reader can be told from one that has stopped
+EVENTS_TYPE = "text/event-stream; charset=utf-8"
+SILENCE_S = 10.0
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def speech_router(service: SpeechService, config: ServerConfig, outcomes: Outcomes) -> APIRouter:
@@ -38,7 +43,7 @@ def speech_router(service: SpeechService, config: ServerConfig, outcomes: Outcom
     router = APIRouter()
     schema = {"schema": speech_schema()}
     body = {"required": True, "content": {JSON: schema, FORM: schema}}
-    types = [chosen.content_type.split(";")[0] for chosen in FORMATS.values()] + [CONTENT_TYPE.split(";")[0]]
+    types = [chosen.content_type.split(";")[0] for chosen in FORMATS.values()] + [EVENTS_TYPE.split(";")[0]]
     audio: dict[int | str, dict[str, Any]] = {200: {"content": {name: {} for name in types}, "description": "Speech."}}
 
     @router.post("/v1/audio/speech", response_class=Response, responses=audio, openapi_extra={"requestBody": body})
@@ -107,6 +112,71 @@ class Stream(Response):
                     part = data[start : start + WRITE_BYTES]
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """One event: its name, and its JSON on one line. The space after `data:` is there for clients that look for it."""
+    data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+class EventStream(Response):
+    """A delta for every piece of audio and a comment for every silence, then `done`, or `error` if the speech failed.
+    `closing` is closed at the end."""
+
+    def __init__(self, headers: dict[str, str], rendition: Rendition, closing: AsyncExitStack) -> None:
+        super().__init__(None, 200, headers | {"Content-Type": EVENTS_TYPE})
+        del self.headers["content-length"]
+        self._rendition, self._closing = rendition, closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error that an event has told is raised after the end of the body, for the log."""
+        failure: BaseException | None = None
+        begun = False
+        output = self._rendition.order.output
+        shared = {"format": output.format, "sample_rate": output.sample_rate}
+        async with self._closing, aclosing(_with_silences(aiter(self._rendition))) as items:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for item in items:
+                if isinstance(item, BaseException):
+                    failure = item
+                    body = event("error", **error_body(item, scope["state"]["request_id"]), partial_audio=begun)
+                elif item is None:
+                    body = KEEP_ALIVE
+                else:
+                    begun = True
+                    body = event("speech.audio.delta", audio=base64.b64encode(item).decode(), **shared)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            last = event("speech.audio.done", **self._rendition.summary()) if failure is None else b""
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            if failure is not None:
+                raise failure
+
+
+async def _with_silences(audio: AsyncIterator[bytes]) -> AsyncGenerator[bytes | BaseException | None, None]:
+    """The pieces of audio, None for every `SILENCE_S` without one, and an error of theirs as the last item."""
+    while True:
+        task = asyncio.ensure_future(_next(audio))
+        try:
+            while not (await asyncio.wait({task}, timeout=SILENCE_S))[0]:
+                yield None
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        error = task.exception()
+        if isinstance(error, CallerLeft):
+            raise error
+        if error is not None:
+            yield error
+            return
+        if task.result() is None:
+            return
+        yield task.result()
+
+
+async def _next(audio: AsyncIterator[bytes]) -> bytes | None:
+    """None at the end: a StopAsyncIteration cannot leave a task."""
+    return await anext(audio, None)
 
 
 def common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
