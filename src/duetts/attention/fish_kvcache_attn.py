@@ -23,7 +23,6 @@ from duetts.errors import FastPathMissing
 if TYPE_CHECKING:
     import torch
 
-CAPABILITY = (8, 0)  # asynchronous copies and bfloat16 products
 TOLERANCE = 0.02  # of bfloat16 outputs of about 1
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 PAGES = 72  # of a row in the test: more positions than one program takes at a time
@@ -35,12 +34,14 @@ def load_error() -> Exception | None:
     """Why the kernel cannot be used here; None if it can."""
     import torch
 
+    from duetts.kernels import guard
+
     if find_spec("triton") is None:
         return ImportError("triton is not installed")
     if not torch.cuda.is_available():
         return RuntimeError("there is no CUDA device")
     capability = torch.cuda.get_device_capability()
-    if capability < CAPABILITY:
+    if capability < guard.LEAST_CAPABILITY:
         return RuntimeError(f"compute capability {capability[0]}.{capability[1]} is below 8.0")
     try:
         from duetts.kernels import attention  # noqa: F401

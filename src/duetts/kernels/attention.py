@@ -25,6 +25,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from duetts.kernels.projection import _dependent
 
 _TILE = 64  # positions of a tile; half in float32
 _WARPS = 4  # twice in float32, whose products take registers
@@ -35,6 +38,14 @@ _WHOLE_PAIRS = 2  # pairs per multiprocessor from which on one program a pair ke
 _SHARED_PROGRAMS = 4  # programs per multiprocessor when pairs are shared
 _HEADS = 8  # heads of a position that one program turns
 _LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def follow(DEPENDENT: tl.constexpr):
+    """Lets the next kernel begin, then waits for the one before to end: the way to a multiprocessor costs less time so."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -112,8 +123,9 @@ def _finish(
 def _decode_whole(
     q, k, v, keys, values, tables, slots, positions, out, q_stride, k_stride, v_stride, table_stride, width,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    follow(DEPENDENT)
     row, head = (tl.program_id(0) // KV).to(tl.int64), tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
     queries = _queries(q, row, head, q_stride, GROUP, G, D)
@@ -133,9 +145,10 @@ def _decode_whole(
 def _decode_shared(
     q, keys, values, tables, slots, positions, sums, mixes, q_stride, table_stride, width, tiles,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Every n-th tile of a pair into the workspace: sums [pairs, tiles, 2, G], mixes [pairs, tiles, GROUP, D]."""
+    follow(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // KV, tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
@@ -155,8 +168,9 @@ def _decode_fold(
     q, k, v, keys, values, tables, slots, positions, sums, mixes, out,
     q_stride, k_stride, v_stride, table_stride, width, tiles,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    follow(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // KV, tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
@@ -188,7 +202,7 @@ def _sizes(q: Tensor, keys: Tensor) -> tuple[dict[str, Any], int]:
     kv_heads, page, dim = keys.shape[1:]
     group, wide = q.shape[1] // kv_heads, q.dtype == torch.float32
     sizes = {"SCALE": dim**-0.5 * _LOG2_E, "KV": kv_heads, "GROUP": group, "PAGE": page, "D": dim}
-    return sizes | {"T": _TILE >> wide, "num_warps": _WARPS << wide}, group
+    return sizes | {"T": _TILE >> wide, "num_warps": _WARPS << wide, **_dependent(q)}, group
 
 
 def programs_per_pair(pairs: int, device: torch.device) -> int:
@@ -229,8 +243,10 @@ def _prefill(
     q, k, v, keys, values, table, start, out, q_stride, k_stride, v_stride, width, n,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, N: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """N new positions for one key-value head: their N * G queries over what the pages hold, then over the block itself."""
+    follow(DEPENDENT)
     head, begin = tl.program_id(1), tl.load(start).to(tl.int32)
     member = tl.arange(0, N * G) % G
     step = tl.program_id(0) * N + tl.arange(0, N * G) // G
@@ -283,8 +299,10 @@ def prefill_attention(
 def _frame(
     q, k, v, keys, values, out, start, n, q_stride, q_step, k_stride, k_step, v_stride, v_step, room,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A row's few positions of one key-value head: a single tile, of which those from `start` on are new."""
+    follow(DEPENDENT)
     row, head = (tl.program_id(0) // KV).to(tl.int64), tl.program_id(0) % KV
     dims = tl.arange(0, D)[None, :]
     index = tl.arange(0, G)
@@ -316,7 +334,7 @@ def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tenso
     _frame[(batch * kv_heads,)](
         q, k, v, keys, values, out, start, n, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], room,
         SCALE=dim**-0.5 * _LOG2_E, KV=kv_heads, GROUP=group, G=max(16, triton.next_power_of_2(n * group)), D=dim,
-        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS,
+        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **_dependent(q),
     )  # fmt: skip
     return out
 
@@ -325,8 +343,10 @@ def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tenso
 def _norm_rotate(
     qkv, out, q_gain, k_gain, rope, n, rope_stride, rope_step, eps,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK heads of one position: queries and keys, one after another."""
+    follow(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dims = tl.arange(0, D)
@@ -356,6 +376,6 @@ def norm_rotate(
     gains = (rope, rope) if q_gain is None or k_gain is None else (q_gain, k_gain)
     _norm_rotate[(batch * n, triton.cdiv(both, _HEADS))](
         qkv, out, *gains, rope, n, rope.stride(0) if len(rope) > 1 else 0, rope.stride(1), eps,
-        HEADS=heads, KV=kv_heads, D=dim, BLOCK=_HEADS, NORMED=q_gain is not None, num_warps=_WARPS,
+        HEADS=heads, KV=kv_heads, D=dim, BLOCK=_HEADS, NORMED=q_gain is not None, num_warps=_WARPS, **_dependent(qkv),
     )  # fmt: skip
     return out[:, :, :heads], out[:, :, heads:], qkv[..., both * dim :].view(batch, n, kv_heads, dim)

@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from duetts.kernels.attention import follow
+from duetts.kernels.projection import _dependent
+
 _BLOCK = 512  # elements of an embedding that one program sums
 _ROUND = 6  # 2 ** this candidates are looked at together
 _LARGEST = tl.constexpr(0x7FFFFFFF)
@@ -28,8 +31,9 @@ _MIX_2 = tl.constexpr(-7723592293110705685)
 @triton.jit
 def _embed(
     columns, embeddings, codebook_embeddings, out, stride, step, semantic_start, semantic_end, divisor, size, dim,
-    CODEBOOKS: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
+    CODEBOOKS: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    follow(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = place < dim
@@ -55,6 +59,7 @@ def embed_frame(
     _embed[(rows, triton.cdiv(dim, _BLOCK))](
         columns, embeddings, codebook_embeddings, out, *columns.stride(), semantic_start, semantic_end, divisor,
         len(codebook_embeddings) // codebooks, dim, CODEBOOKS=codebooks, BLOCK=_BLOCK, SCALED=divisor != 1, num_warps=2,
+        **_dependent(embeddings),
     )  # fmt: skip
     return out
 
@@ -161,9 +166,10 @@ def _repeated(choice, recent, frame, end, WINDOW: tl.constexpr):
 @triton.jit
 def _sample(
     logits, recent, frames, seeds, temperatures, top_ps, top_ks, penalties, out, sounds, stride, draw, end, choices,
-    WINDOW: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, KEPT: tl.constexpr,
+    WINDOW: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Draws for one row: 2 ** KEPT candidates at a time, the best first, until all that are left would be dropped."""
+    follow(DEPENDENT)
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride
     recent += row * WINDOW
@@ -225,7 +231,7 @@ def _launch(
     _sample[(batch,)](
         logits, recent, frame, seed, temperature, top_p, top_k, penalty, out, sound, logits.stride(0), draw, end, choices,
         WINDOW=window, FIRST=every - 1 if split else every, REST=rest if split else 0, KEPT=_ROUND,
-        num_warps=16 if every > 11 else 4,
+        num_warps=16 if every > 11 else 4, **_dependent(logits),
     )  # fmt: skip
     return out, sound
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_DIM = 256
+LEAST_CAPABILITY = (8, 0)  # asynchronous copies and bfloat16 products
 
 
 @dataclass(slots=True)
@@ -33,6 +35,12 @@ class DecodeUse:
 DECODE = DecodeUse()
 
 
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """What a CUDA device can do; asked once, as every layer of every step wants to know."""
+    return torch.cuda.get_device_capability(device)
+
+
 def _power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
@@ -41,6 +49,8 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> st
     """Why the kernels cannot take these queries [..., H, D], new keys and values [..., KV, D] and memory [.., KV, .., D]; "" if
     they can."""
     dim = q.shape[-1]
+    if q.is_cuda and capability(q.device) < LEAST_CAPABILITY:
+        return "compute capability is below 8.0"
     if q.dtype not in FLOATS:
         return f"{q.dtype} is not bfloat16, float16 or float32"
     if any(tensor.dtype != q.dtype for tensor in (k, v, keys, values)):
