@@ -205,3 +205,22 @@ def test_the_whole_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
         padded = codes.repeat(2, 1, 1)[..., begin:end]
         parts.append(decoder.decode(padded, torch.tensor([2, state.scratch]), state)[:1])
     assert (torch.cat(parts, dim=1) - whole).abs().max() < 1e-4
+
+
+def test_every_program_of_a_shared_tile_has_work_and_counts_have_room() -> None:
+    for inputs, outputs, taps in (
+        (1024, 2048, 1),
+        (4096, 1024, 1),
+        (1024, 1536, 7),
+        (768, 768, 7),
+        (384, 768, 2),
+        (192, 192, 2),
+    ):
+        for rows in (1, 2, 4, 31, 32, 100, 256, 2048, 10_000, 300_000):
+            tile = codec.choose_tile(rows, inputs, outputs, taps, 2, 132, True)
+            assert codec.choose_tile(rows, inputs, outputs, taps, 2, 132, False).splits == 1
+            blocks, tiles = taps * inputs // tile.inputs, codec._tiles(rows, outputs, tile.rows, tile.outputs)
+            share = -(-blocks // tile.splits)
+            assert share * (tile.splits - 1) < blocks
+            assert tile.splits == 1 or (tiles <= COUNTS and tiles * tile.splits <= 132)
+            assert rows > 64 or tile.rows <= 64

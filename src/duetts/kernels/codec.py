@@ -1,11 +1,14 @@
 """Launches of the codec decoder's Triton kernels: block sizes, strides and grids. Their contracts are in `duetts.kernels`.
 
-Block sizes are chosen per call from the numbers of rows, inputs and outputs: `Tile.of` and `UnitTile.of`, with the reasons in
-`codec_conv.py`. A benchmark may put its own in their place with `tile=`.
+Block sizes are chosen by an estimate, once for each shape: a kernel takes as long as the L2 needs to feed all its programs, or
+a processor to feed and multiply its share of them. So few large blocks often beat many small ones even where they leave
+processors idle, and few rows split their taps. The rates are assumed, not measured; a benchmark may put other blocks in
+their place with `tile=`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -24,11 +27,14 @@ from duetts.kernels.codec_parts import (
     window_kernel,
 )
 
-NARROW = (
-    192  # channels up to which a residual unit is one kernel: its inner signal and accumulators fit a processor's registers
-)
+NARROW = 192  # channels up to which a residual unit is one kernel: its inner signal and its sums fit in registers
 MIN_BLOCKS = 4  # of inputs, in each of the programs that share a tile
 MAX_SPLITS = 16
+MAX_SHARED_TILES = 1024  # `counts` has a place for each
+
+# An H200, assumed: bytes a second from the L2 to all processors and to one, FLOP a second of one, a step's latency, the cost of
+# counting programs, and bytes a second of partial sums.
+L2_RATE, PROCESSOR_RATE, PROCESSOR_FLOPS, STEP_S, SHARING_S, SUMS_RATE = 5.5e12, 115e9, 6.0e12, 0.15e-6, 1.5e-6, 3e12
 
 
 class Tile(NamedTuple):
@@ -41,31 +47,12 @@ class Tile(NamedTuple):
     warps: int = 4
     stages: int = 3
 
-    @classmethod
-    def of(cls, rows: int, inputs: int, outputs: int, taps: int, *, processors: int, wide: bool, shared: bool) -> Tile:
-        """`wide`: 4-byte values, of which half as many fit. `shared`: programs may share a tile. Products of one tap are
-        short: at 128 x 128 two programs fit a processor, and one multiplies while the other one ends."""
-        if rows <= 64:  # weights are all there is to read
-            tile = cls(max(16, triton.next_power_of_2(rows)), 64, 128, stages=4)
-        elif _tiles(rows, outputs, 128, 128) < processors:
-            tile = cls(64, 64, 64, stages=4)
-        elif taps == 1 or _tiles(rows, outputs, 128, 256) < 2 * processors:
-            tile = cls(128, 128, 64, warps=8)
-        elif outputs % 256 == 0:
-            tile = cls(128, 256, 64, warps=8)
-        else:
-            tile = cls(256, 128, 64, warps=8)
-        if wide:
-            tile = cls(min(tile.rows, 64), 64, 32, stages=2)
-        tile = tile._replace(outputs=min(tile.outputs, _power(outputs)), inputs=min(tile.inputs, _power(inputs)))
-        if inputs % tile.inputs and inputs % 32 == 0:
-            tile = tile._replace(inputs=32)
-        blocks = taps * -(-inputs // tile.inputs)
-        splits = min(processors // _tiles(rows, outputs, tile.rows, tile.outputs), blocks // MIN_BLOCKS, MAX_SPLITS)
-        if not shared or splits < 2:
-            return tile
-        share = -(-blocks // splits)
-        return tile._replace(splits=-(-blocks // share))  # no program without a block
+
+# What compiles for sm_90 without spilling registers; wgmma multiplies 64 rows at least, below it is the older instruction.
+TILES = (
+    Tile(16, 64, 128, stages=4), Tile(32, 64, 128, stages=4), Tile(64, 64, 128, stages=4), Tile(64, 64, 64, stages=4),
+    Tile(64, 128, 64, stages=4), Tile(128, 128, 64, warps=8), Tile(128, 256, 64, warps=8), Tile(256, 128, 64, warps=8),
+)  # fmt: skip
 
 
 class UnitTile(NamedTuple):
@@ -76,18 +63,61 @@ class UnitTile(NamedTuple):
     warps: int
     stages: int
 
-    @classmethod
-    def of(cls, rows: int, channels: int, *, processors: int, wide: bool) -> UnitTile:
-        """As many rows as leave work for every processor."""
-        inputs = 64 if channels % 64 == 0 else 32
-        if wide:
-            return cls(16, min(inputs, 32, _power(channels)), 4, 2)
-        inputs = min(inputs, _power(channels))
-        if rows >= 128 * processors:
-            return cls(128, inputs, 8, 3)
-        if rows >= 64 * processors:
-            return cls(64, inputs, 4, 3)
-        return cls(32 if rows >= 32 * processors else 16, inputs, 4, 4)
+
+def _seconds(programs: int, num_bytes: int, flops: int, num_steps: int, beside: int, processors: int) -> float:
+    """An estimate, for programs that take so much each and of which `beside` fit a processor."""
+    turns = -(-programs // processors)
+    waiting = num_steps * STEP_S / min(turns, beside)
+    own = turns * max(num_bytes / PROCESSOR_RATE, flops / PROCESSOR_FLOPS, waiting)
+    return max(programs * num_bytes / L2_RATE, own)
+
+
+def _tile_seconds(tile: Tile, rows: int, inputs: int, outputs: int, taps: int, processors: int) -> float:
+    tiles = _tiles(rows, outputs, tile.rows, tile.outputs)
+    num_steps = -(-taps * inputs // (tile.inputs * tile.splits))
+    depth = num_steps * tile.inputs
+    beside = 2 if tile.rows * tile.outputs <= 128 * 128 else 1
+    seconds = _seconds(
+        tiles * tile.splits, 2 * depth * (tile.rows + tile.outputs), 2 * max(tile.rows, 64) * tile.outputs * depth, num_steps,
+        beside, processors,
+    )  # fmt: skip
+    return seconds + (2 * 4 * tile.splits * rows * outputs / SUMS_RATE + SHARING_S if tile.splits > 1 else 0.0)
+
+
+@cache
+def choose_tile(rows: int, inputs: int, outputs: int, taps: int, size: int, processors: int, shared: bool) -> Tile:
+    """Blocks for values of `size` bytes. `shared`: programs may share a tile."""
+    fitting = [tile for tile in TILES if inputs % tile.inputs == 0]
+    if size > 2 or not fitting:  # nothing that must be fast
+        return Tile(min(64, _power(rows)), min(64, _power(outputs)), min(32, _power(inputs)), stages=2)
+    tries = list(fitting)
+    for tile in fitting if shared else ():
+        tiles, blocks = _tiles(rows, outputs, tile.rows, tile.outputs), taps * inputs // tile.inputs
+        most = min(processors // tiles, blocks // MIN_BLOCKS, MAX_SPLITS) if tiles <= MAX_SHARED_TILES else 1
+        for splits in range(2, most + 1):
+            share = -(-blocks // splits)
+            if -(-blocks // share) == splits:  # else some program would have no block
+                tries.append(tile._replace(splits=splits))
+    return min(tries, key=lambda tile: _tile_seconds(tile, rows, inputs, outputs, taps, processors))
+
+
+@cache
+def choose_unit_tile(rows: int, channels: int, taps: int, size: int, processors: int) -> UnitTile:
+    """Blocks of a residual unit for values of `size` bytes."""
+    inputs = 64 if channels % 64 == 0 else 32
+    if size > 2 or channels % inputs:
+        return UnitTile(16, min(32, _power(channels)), 4, 2)
+    tries = [UnitTile(16, inputs, 4, 4), UnitTile(32, inputs, 4, 4), UnitTile(64, inputs, 4, 3), UnitTile(128, inputs, 8, 3)]
+    if channels <= 96:
+        tries.append(UnitTile(256, inputs, 8, 3))
+
+    def seconds(tile: UnitTile) -> float:
+        products = (taps + 1) * channels * channels
+        moved = 2 * (products + (taps + 3) * tile.rows * channels)
+        num_steps = taps * channels // inputs + 4  # the end of a unit takes as long as a few steps
+        return _seconds(-(-rows // tile.rows), moved, 2 * max(tile.rows, 64) * products, num_steps, 1, processors)
+
+    return min(tries, key=seconds)
 
 
 def _power(size: int) -> int:
@@ -124,9 +154,7 @@ def conv(
     streams, inputs, outputs = len(x), x.shape[2], weight.shape[1]
     steps = x.shape[1] - (taps - 1) * dilation
     rows = streams * steps
-    tile = tile or Tile.of(
-        rows, inputs, outputs, taps, processors=_processors(x), wide=x.element_size() > 2, shared=counts is not None
-    )
+    tile = tile or choose_tile(rows, inputs, outputs, taps, x.element_size(), _processors(x), counts is not None)
     tiles = _tiles(rows, outputs, tile.rows, tile.outputs)
     partial = bias
     if tile.splits > 1:
@@ -163,7 +191,7 @@ def residual_unit(
         return
     steps = x.shape[1] - (taps - 1) * dilation
     rows = len(x) * steps
-    tile = tile or UnitTile.of(rows, channels, processors=_processors(x), wide=x.element_size() > 2)
+    tile = tile or choose_unit_tile(rows, channels, taps, x.element_size(), _processors(x))
     unit_kernel[(-(-rows // tile.rows),)](
         x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, _or(raw, residual), ahead, rows, steps, taps,
         dilation, x.stride(0), residual.stride(0), _or(raw, residual).stride(0), ahead.stride(0), channels, raw is not None,
