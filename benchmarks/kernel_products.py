@@ -23,7 +23,9 @@ What a configuration must do on an H200 (132 multiprocessors of 228 KB shared me
    takes 8 or more warps a multiprocessor to hide their latencies: 300 to 560 programs of 2 warps. The warpgroup instruction
    (4 warps, 470 instructions for 64 x 256; int8 695) needs 2.1 (3.2), and Triton 3.6 waits for each of them, 16 times a
    step.
-7. Overlap: what is asked into L2 before the wait for the input is limited by L2 (50 MB) and by the bandwidth that the kernel
+7. From 65 rows on the matrix unit counts too: gate at 128 rows is 12.7 GFLOP, 21 us at 600 TFLOP/s, beside 23 us of weights.
+   cuBLAS needs about 34 us; whether 128 rows in one tile beat it, a sweep with --rows 128 tells (`projection.FEW_ROWS`).
+8. Overlap: what is asked into L2 before the wait for the input is limited by L2 (50 MB) and by the bandwidth that the kernel
    before leaves: 8 steps of 256 bytes x 64 rows x 120 programs = 15.7 MB, 3.7 us.
 
 A sweep times the tiles first, then changes one other field at a time of the best.
@@ -71,7 +73,7 @@ GATE_TILES = [
 WIDE_TILES = [
     (64, 256, 1, 4, 4), (64, 256, 1, 4, 6), (64, 256, 1, 4, 8), (64, 512, 1, 4, 3), (64, 512, 1, 4, 4), (64, 128, 1, 4, 12),
     (64, 256, 190, 4, 4), (64, 128, 190, 4, 8), (32, 256, 1, 4, 6), (32, 256, 1, 2, 6), (32, 512, 1, 2, 4), (32, 128, 1, 2, 10),
-    (128, 256, 1, 8, 6), (128, 256, 130, 8, 4), (128, 128, 130, 8, 8),
+    (128, 256, 1, 8, 6), (128, 256, 130, 8, 4), (128, 128, 130, 8, 8), (128, 256, 96, 8, 3), (128, 128, 96, 8, 6),
 ]  # fmt: skip
 NARROW_TILES = [
     *((64, 256, programs, 4, stages) for programs in (120, 160, 240) for stages in (4, 6, 8)),

@@ -97,6 +97,7 @@ def fastest(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def sweep(arguments: argparse.Namespace, setup: Setup) -> list[dict[str, Any]]:
     """The variants of every case; then, compiled all at once, the neighbours of each case's best, and those of the new best."""
+    from benchmarks.kernel_case import time_us
     from benchmarks.kernel_compile import compile_all
 
     todo = [case for case in cases_of(arguments, setup) if case.variants]
@@ -111,8 +112,9 @@ def sweep(arguments: argparse.Namespace, setup: Setup) -> list[dict[str, Any]]:
             attempt(case, runs[index], found[index], begin + part * arguments.limit_s * (index + 1) / len(todo))
     rows = []
     for case, results in zip(todo, found, strict=True):
-        rows.append({"op": case.op, "shape": case.shape, "rows": case.rows, "bytes": case.num_bytes, "tried": fastest(results)})
-        show_best(case, rows[-1]["tried"])
+        row = {"op": case.op, "shape": case.shape, "rows": case.rows, "bytes": case.num_bytes, "tried": fastest(results)}
+        rows.append({**row, "now_us": time_us(case.run, case.sets, repeats=7)})
+        show_best(case, rows[-1])
     return rows
 
 
@@ -124,10 +126,11 @@ def near_best(case: Case, results: dict[str, dict[str, Any]]) -> dict[str, Calla
     return {name: run for name, run in case.neighbours(best[0]["config"]).items() if name not in results}
 
 
-def show_best(case: Case, tried: list[dict[str, Any]]) -> None:
+def show_best(case: Case, found: dict[str, Any]) -> None:
     from benchmarks.kernel_case import BANDWIDTH
 
-    print(f"{case.name}: {sum(row['us'] is not None for row in tried)} of {len(tried)} timed")
+    tried = found["tried"]
+    print(f"{case.name}: {sum(row['us'] is not None for row in tried)} of {len(tried)} timed; now {found['now_us']:.2f} us")
     for row in tried[:4]:
         if row["us"] is not None:
             print(

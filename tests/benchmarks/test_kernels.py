@@ -15,8 +15,10 @@ import torch
 from benchmarks.kernel_case import Case, error_of
 
 from benchmarks import kernel_case, kernel_compile, kernels
+from duetts.kernels.projection import Config
 
 ROOT = Path(__file__).parents[2]
+SLOW = Config(block_n=64, step=128, programs=1, warps=4, stages=3, prefetch=0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
@@ -62,7 +64,7 @@ def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.Mon
     asked: dict[str, list[str]] = {}
 
     def clock(run: partial[Any], sets: int, repeats: int) -> float:
-        config = run.keywords["config"]
+        config = run.keywords.get("config", SLOW)
         return 10.0 - config.bulk - 2 * config.rolling + 100 * (config.block_n != 32 or config.step != 256)
 
     monkeypatch.setattr(kernel_case, "time_us", clock)
@@ -75,4 +77,5 @@ def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.Mon
     assert " rolling=1 " in best
     assert best.endswith(" bulk=1")
     assert best in asked["norm_gate w1 w3 2"]  # in the second round, as the best differs in two fields
+    assert rows["now_us"] == 110.0
     assert len(rows["tried"]) > len(asked["norm_gate w1 w3 2"])

@@ -95,6 +95,19 @@ def test_8_bit_weights(num_rows: int, kind: str) -> None:
         assert_near(kernels.norm_gate(x, gain, EPS, w1, w3, s1, s3), reference.norm_gate(x, gain, EPS, w1, w3, s1, s3))
 
 
+@torch.inference_mode()
+def test_products_of_up_to_128_rows_if_they_are_asked_for() -> None:
+    for num_rows in (65, 128):
+        x, gain, residual = draw(num_rows, 2560), draw(2560), draw(num_rows, 2560)
+        w1, w3, w2 = draw(9728, 2560, std=0.02), draw(9728, 2560, std=0.02), draw(2560, 9728, std=0.01)
+        for bulk in (False, True):
+            config = projection.choose(num_rows, w1, gated=True)._replace(bulk=bulk)
+            gated = projection.norm_gate(x, gain, EPS, w1, w3, config=config)
+            assert_near(gated, reference.norm_gate(x, gain, EPS, w1, w3))
+            config = projection.choose(num_rows, w2)._replace(bulk=bulk)
+            assert_near(projection.linear_add(gated, w2, residual, config=config), reference.linear_add(gated, w2, residual))
+
+
 @pytest.mark.parametrize(("first", "last"), [(1, 16), (17, 32), (33, 64)])
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_its_company(first: int, last: int) -> None:

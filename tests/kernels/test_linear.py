@@ -102,7 +102,7 @@ def test_norm(rows: tuple[int, ...], inner: int) -> None:
 
 
 @pytest.mark.parametrize("config", [SMALL, SPLIT, SPLIT._replace(fused_norm=False), SPLIT._replace(bulk=True)])
-@pytest.mark.parametrize(("rows", "inner", "width"), [((1,), 96, 33), ((2, 9), 70, 16)])
+@pytest.mark.parametrize(("rows", "inner", "width"), [((1,), 96, 33), ((2, 9), 70, 16), ((65,), 40, 9)])
 def test_products_of_few_rows(rows: tuple[int, ...], inner: int, width: int, config: Config) -> None:
     x, gain, weight, bias = draw(*rows, inner), draw(inner), draw(width, inner), draw(width)
     residual = draw(*rows, width)
@@ -122,7 +122,7 @@ def test_gate(num_rows: int, inner: int, width: int, fused_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-@pytest.mark.parametrize(("num_rows", "inner"), [(2, 96), (67, 40)])
+@pytest.mark.parametrize(("num_rows", "inner"), [(2, 96), (67, 40), (130, 32)])
 def test_8_bit_weights(num_rows: int, inner: int, kind: str) -> None:
     x, gain, bias, residual = draw(num_rows, inner), draw(inner), draw(20), draw(num_rows, 20)
     (w1, scale1), (w3, scale3) = (kernels.quantize_rows(draw(20, inner, seed=seed), kind) for seed in (0, 1))
@@ -173,7 +173,7 @@ H200 = projection.Device((9, 0), 132, 228 * 1024)
 
 
 @pytest.mark.parametrize("weight_type", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("num_rows", [1, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 32, 33, 64, 65, 128])
 @pytest.mark.parametrize(("width", "inner", "gated"), [
     (6144, 2560, False), (9728, 2560, True), (2560, 4096, False), (2560, 9728, False), (4097, 2560, False),
 ])  # fmt: skip

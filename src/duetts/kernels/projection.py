@@ -11,13 +11,13 @@ Bytes per layer in bf16 (8-bit: half; all else is under 3 % at 16 rows), and the
 36 slow layers and 9 passes of 4 fast layers: 72 x 201.9 MB = 14.5 GB, 3.38 ms a frame. Heads: 21.0 + 9 x 5.2 MB.
 
 How: every program holds a tile of the weight as the left operand of the matrix unit (64 rows, the least that Hopper's
-warpgroup instruction takes) and all rows of x, padded to 16, 32 or 64, as the right one, so that weights go from memory
-through shared memory into the unit and never through registers. All programs are resident at once and have equal work,
-so none waits for a second wave. Weights come thread by thread or, if the configuration says so, through Hopper's tensor copy
-engine. On Hopper a kernel starts while the one before still runs (programmatic dependent
-launch), asks its first weights into L2, and only then waits for its input.
+warpgroup instruction takes) and all rows of x, padded to 16, 32, 64 or 128, as the right one, so that weights go from
+memory through shared memory into the unit and never through registers. All programs are resident at once and have equal
+work, so none waits for a second wave. Weights come thread by thread or, if the configuration says so, through Hopper's
+tensor copy engine. On Hopper a kernel starts while the one before still runs (programmatic dependent launch), asks its
+first weights into L2, and only then waits for its input.
 
-A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows.
+A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows (8-bit: 65..128 too).
 
 Measured: not yet.
 """
@@ -55,7 +55,8 @@ class Config(NamedTuple):
 # ---- choice of configurations
 
 REDUCED = 512  # columns of a program of `reduce`
-FEW_ROWS = 64  # above, cuBLAS is better for 16-bit weights: x is read once per tile, and L2 becomes the limit
+FEW_ROWS = 64  # above, 16-bit weights are cuBLAS's: x is read once per tile, and L2 becomes the limit
+MOST_ROWS = 128  # of a program; more are cut
 
 # (kind, rows at most) -> config; benchmarks/kernel_products.py has the arithmetic. 8-bit weights become 16-bit in registers,
 # which takes many warps: more and smaller programs, and no warpgroup instruction up to 16 rows.
@@ -69,6 +70,9 @@ CONFIGS: dict[tuple[str, int], Config] = {
     ("narrow", 16): Config(64, 256, 130, 4, 6, 8),
     ("narrow", 32): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
     ("narrow", 64): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
+    ("gate", 128): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
+    ("wide", 128): Config(128, 256, 96, 8, 3, 8, fused_norm=False),
+    ("narrow", 128): Config(128, 256, 130, 8, 3, 8, fused_norm=False),
     ("gate 8-bit", 16): Config(32, 128, 1, 2, 6, 8, fused_norm=False),
     ("gate 8-bit", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
     ("gate 8-bit", 64): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
@@ -78,6 +82,9 @@ CONFIGS: dict[tuple[str, int], Config] = {
     ("narrow 8-bit", 16): Config(32, 128, 400, 2, 6, 8, fused_norm=False),
     ("narrow 8-bit", 32): Config(64, 128, 240, 4, 6, 8, fused_norm=False),
     ("narrow 8-bit", 64): Config(64, 128, 240, 4, 4, 8, fused_norm=False),
+    ("gate 8-bit", 128): Config(128, 64, 1, 8, 6, 8, fused_norm=False),
+    ("wide 8-bit", 128): Config(128, 128, 96, 8, 4, 8, fused_norm=False),
+    ("narrow 8-bit", 128): Config(128, 128, 130, 8, 4, 8, fused_norm=False),
 }
 EIGHT_BIT = {torch.int8, torch.float8_e4m3fn}
 EARLY_START = True  # the switch for programmatic dependent launch as a whole
@@ -93,8 +100,8 @@ class Device(NamedTuple):
 
 
 def row_class(num_rows: int) -> int:
-    """Rows that a call is padded to; more than 64 are cut into blocks of 64."""
-    return 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    """Rows that a call is padded to; more than 128 are cut into blocks of so many."""
+    return next((most for most in (16, 32, 64) if num_rows <= most), MOST_ROWS)
 
 
 def choose(num_rows: int, weight: Tensor, *, gated: bool = False) -> Config:
@@ -168,7 +175,7 @@ def _cut(config: Config, weight: Tensor, num_rows: int) -> tuple[int, int, int]:
     """Columns per step, steps along K, and programs along K: none is left without a step, and all but the last have as many."""
     block_k = config.step // weight.element_size()
     steps = triton.cdiv(weight.shape[1], block_k)
-    wanted = round(config.programs / triton.cdiv(weight.shape[0], config.block_n)) if num_rows <= FEW_ROWS else 1
+    wanted = round(config.programs / triton.cdiv(weight.shape[0], config.block_n)) if num_rows <= MOST_ROWS else 1
     return block_k, steps, triton.cdiv(steps, triton.cdiv(steps, max(1, min(wanted, steps // 2))))
 
 
@@ -221,9 +228,9 @@ def _product(
     return out
 
 
-def _streams(x: Tensor, weight: Tensor) -> bool:
-    """Few rows, or 8-bit weights, which cuBLAS does not take beside 16-bit rows: those are read once per 64 rows."""
-    return x.shape[0] <= FEW_ROWS or weight.dtype in EIGHT_BIT
+def _streams(x: Tensor, weight: Tensor, config: Config | None) -> bool:
+    """Few rows, or 8-bit weights, which cuBLAS does not take beside 16-bit rows, or whoever names a configuration."""
+    return x.shape[0] <= FEW_ROWS or weight.dtype in EIGHT_BIT or config is not None
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -245,7 +252,7 @@ def linear(
     x: Tensor, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, config: Config | None = None
 ) -> Tensor:
     rows = _flat(x)
-    if not _streams(rows, weight):
+    if not _streams(rows, weight, config):
         return F.linear(x, weight, bias)
     chosen = config or choose(rows.shape[0], weight)
     return _product(rows, weight, chosen, scale=scale, bias=bias).view(*x.shape[:-1], -1)
@@ -257,8 +264,8 @@ def norm_linear(
 ) -> Tensor:  # fmt: skip
     rows = _flat(x)
     chosen = config or choose(rows.shape[0], weight)
-    if not (_streams(rows, weight) and chosen.fused_norm):
-        return linear(rms_norm(x, gain, eps), weight, scale, bias, chosen)
+    if not (_streams(rows, weight, config) and chosen.fused_norm):
+        return linear(rms_norm(x, gain, eps), weight, scale, bias, config)
     return _product(rows, weight, chosen, gain=gain, eps=eps, scale=scale, bias=bias).view(*x.shape[:-1], -1)
 
 
@@ -268,11 +275,11 @@ def norm_gate(
 ) -> Tensor:  # fmt: skip
     rows = _flat(x)
     chosen = config or choose(rows.shape[0], w1, gated=True)
-    if not (_streams(rows, w1) and chosen.fused_norm):
+    if not (_streams(rows, w1, config) and chosen.fused_norm):
         rows, gain_here = rms_norm(rows, gain, eps), None
     else:
         gain_here = gain
-    if not _streams(rows, w1):
+    if not _streams(rows, w1, config):
         return gate(F.linear(rows, w1), F.linear(rows, w3)).view(*x.shape[:-1], -1)
     out = _product(rows, w1, chosen._replace(programs=1), gain=gain_here, eps=eps, other=w3, scale=scale1, other_scale=scale3)
     return out.view(*x.shape[:-1], -1)
@@ -290,7 +297,7 @@ def linear_add(
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
     rows = _flat(y)
-    if not _streams(rows, weight):
+    if not _streams(rows, weight, config):
         return residual + F.linear(y, weight, bias)
     chosen = config or choose(rows.shape[0], weight)
     out = _product(rows, weight, chosen, scale=scale, bias=bias, residual=_flat(residual))
