@@ -1,6 +1,7 @@
 """Settings: one table, four sources, one precedence; and what `duetts config` shows of them."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -230,6 +231,32 @@ def test_flags_of_other_servers_set_settings_or_say_that_they_do_nothing() -> No
         "dtype": ("--half", ["float16"]), "host": ("--listen", ["0.0.0.0"]), "port": ("--listen", ["99"])
     }  # fmt: skip
     assert given.notes == ["--trust-remote-code has no effect: code from a model's folder is never run"]
+
+
+def test_settings_by_stage() -> None:
+    own = {"max_num_seqs": 16, "dtype": "float32", "tensor_parallel_size": 1, "enforce_eager": True, "quantization": None}
+    stages = {"0": own, "1": {"max_num_seqs": 1}}
+    given = Given(line(foreign__stage_overrides=json.dumps(stages)))
+    assert given.flags == {
+        "max_num_seqs": ("--stage-overrides 0.max_num_seqs", ["16"]), "dtype": ("--stage-overrides 0.dtype", ["float32"])
+    }  # fmt: skip
+    assert [note.split(" has no effect")[0] for note in given.notes] == [
+        "--stage-overrides 0.enforce_eager", "--stage-overrides 1.max_num_seqs"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "must be JSON such as"), ("[]", "must be JSON such as"), ('{"0": 5}', "must be JSON such as"),
+        ('{"0": {"max_num_seq": 5}}', "0.max_num_seq is unknown; did you mean max_num_seqs?"),
+        ('{"2": {"dtype": "x"}}', "2.dtype is unknown"),
+        ('{"0": {"api_key": "x"}}', "0.api_key is unknown"), ('{"0": {"tensor_parallel_size": 2}}', "is not supported"),
+    ],
+)  # fmt: skip
+def test_settings_by_stage_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Given(line(foreign__stage_overrides=text))
 
 
 def test_a_line_for_another_server_runs_with_one_word_changed(tmp_path: Path) -> None:

@@ -282,6 +282,15 @@ async def test_codes_that_cannot_be_those_of_a_clip(tiny_folder: Path, codes: In
     assert refusal.value.field.startswith("references")
 
 
+@pytest.mark.parametrize(("words", "warned"), [(1, False), (20, True)])
+async def test_a_transcript_that_cannot_fit_its_clip_is_told_of(tiny_folder: Path, words: int, warned: bool) -> None:
+    """As when clip and text were swapped. The clip lasts 4 s."""
+    text = "Nobody says all of this so quickly. " * words
+    synthesizer = Synthesizer(tiny_folder, NotingSpeaker(4096))
+    speech = await synthesizer.start(SpeechRequest("Hi.", (Reference(clip("control_pcm16.wav"), text),)))
+    assert speech.warnings == (("ref_text_does_not_fit",) if warned else ())
+
+
 # -- text as it is said --------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from duetts.text.arrival import ArrivingText
 from duetts.text.normalize import check_language, check_words, normalize, respell
 from duetts.text.pieces import cut
 from duetts.text.prompt import CodedReference, build_prompt, voice_positions
-from duetts.text.rules import clean_text, frames_bound, styled
+from duetts.text.rules import clean_text, frames_bound, least_seconds, styled
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Address, Granularity, Int32, Sampling, Source, Speaker, SpeakerInfo, Speech, SpeechRequest, Utterance
 from duetts.voices.consents import ConsentStore
@@ -36,6 +36,7 @@ from duetts.voices.reference import Clip, ReferenceCodes
 CHUNK_LENGTH = 300  # UTF-8 bytes of a piece: about 20 s of English, and what the models were trained to say at once
 SHORTEST_CHUNK_LENGTH = 50  # of pieces that must be shorter to fit the context
 RECORDING_MIN_S, RECORDING_MAX_S = 0.01, 60.0  # of what the codec is asked to encode or decode by itself
+CROWDED = "ref_text_does_not_fit"  # a transcript that takes at least twice as long as its clip lasts
 STUCK_S = 3.0  # a speech that holds one semantic token for so long has lost its text
 
 # What the model says in the clip that becomes its default voice, and how long that must last at least to be speech.
@@ -77,12 +78,14 @@ def check_ranges(request: SpeechRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Spoken:
-    """What is said and by whom: the pieces, the clips that make the voice, its name, and whether none was encoded now."""
+    """What is said and by whom: the pieces, the clips that make the voice, its name, whether none was encoded now, and what
+    is odd about it."""
 
     pieces: list[Piece]
     references: list[CodedReference]
     voice: str
     hit: bool | None
+    warnings: tuple[str, ...] = ()
 
 
 class Synthesizer:
@@ -161,7 +164,7 @@ class Synthesizer:
             Narration(self._speaker, script).speak(), request_id=request.request_id, seed=script.first.seed,
             input_tokens=script.input_tokens, sample_rate=self.info.sample_rate, num_pieces=len(spoken.pieces),
             input_audio_tokens=sum(codes.shape[1] for codes, _ in spoken.references), voice=spoken.voice,
-            reference_hit=spoken.hit,
+            reference_hit=spoken.hit, warnings=spoken.warnings,
         )  # fmt: skip
 
     def _clean(self, request: SpeechRequest) -> str:
@@ -222,7 +225,9 @@ class Synthesizer:
         pieces = self._cut(text, voice, request)
         found = [await self._references.codes(clip) for clip in clips]
         references = [(one.codes, transcript) for one, transcript in zip(found, transcripts, strict=True)]
-        return _Spoken(pieces, references, "", all(one.hit for one in found))
+        seconds = [clip.num_samples / self.info.sample_rate for clip in clips]
+        crowded = any(least_seconds(text) > length for text, length in zip(transcripts, seconds, strict=True))
+        return _Spoken(pieces, references, "", all(one.hit for one in found), (CROWDED,) if crowded else ())
 
     async def _voiced(self, request: SpeechRequest, text: str) -> _Spoken:
         """The text in a voice by name."""

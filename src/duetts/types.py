@@ -300,6 +300,7 @@ class Speech:
         input_audio_tokens: int = 0,
         voice: str = "",
         reference_hit: bool | None = None,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         self._source = source
         self.request_id = request_id
@@ -310,6 +311,7 @@ class Speech:
         self.input_audio_tokens = input_audio_tokens  # of `input_tokens`, those that hold frames of a reference
         self.voice = voice  # its name; "none" is the bare model, "" a clip that came with the request
         self.reference_hit = reference_hit  # whether nothing had to be encoded; None without a reference
+        self.warnings = warnings  # words for what is allowed but hardly meant
         self.outcome: Outcome | None = None
 
     def __aiter__(self) -> AsyncIterator[Chunk]:

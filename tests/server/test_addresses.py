@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,7 @@ from duetts.voices.fetch import Fetcher
 from tests.inputs import REF_TEXT, clip
 from tests.internet import PUBLIC, Answering, Host, Internet, listening, redirecting, sending
 from tests.server.conftest import NATIVE, Door, error_of
+from tests.server.real import Served
 from tests.server.sine import SineService
 from tests.server.test_auth import serving
 from tests.server.test_serve import running
@@ -224,6 +226,17 @@ def test_a_consent_must_come_itself(door: Door) -> None:
     error_of(door.http.post("/v1/audio/voice_consents", json=body), 400, "invalid_value", "recording")
 
 
+def test_a_transcript_that_does_not_fit_is_told_of_in_the_answer(tiny_served: Served) -> None:
+    sound = base64.b64encode(CLIP).decode()
+    fields = {"input": "Hi.", "ref_audio": sound, "max_new_tokens": 4}
+    assert "x-warnings" not in tiny_served.speak(**fields, ref_text=REF_TEXT).headers
+    answer = tiny_served.speak(**fields, ref_text=REF_TEXT * 3)
+    assert (answer.status_code, answer.headers["x-warnings"]) == (200, "ref_text_does_not_fit")
+    items = {"items": [{**fields, "ref_text": REF_TEXT * 3}]}
+    result = tiny_served.http.post("/v1/audio/speech/batch", json=items).json()["results"][0]
+    assert result["warnings"] == ["ref_text_does_not_fit"]
+
+
 # -- codes in the place of a clip ----------------------------------------------------------------------------------------
 
 
@@ -251,7 +264,8 @@ def test_codes_of_another_shape(door: Door, codes: Any) -> None:
 async def real(tiny_folder: Path, tmp_path: Path, *options: str) -> AsyncIterator[tuple[httpx.Client, Host, Host]]:
     """A server process beside two hosts on loopback, without any fake in it."""
     async with listening(sending(CLIP)) as host, listening(redirecting("http://[::1]:9/x")) as other:
-        with running(str(tiny_folder), "--port", "0", "--voices-dir", str(tmp_path / "voices"), *options) as server:
+        folders = {"DUETTS_VOICES_DIR": str(tmp_path / "voices"), "DUETTS_CACHE_DIR": str(tmp_path / "cache")}
+        with running(str(tiny_folder), "--port", "0", *options, **folders) as server:
             http = httpx.Client(base_url=server.address, timeout=60, trust_env=False)
             await asyncio.to_thread(server.until, http, "/ready", 200)
             yield http, host, other

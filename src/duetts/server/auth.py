@@ -32,8 +32,8 @@ QUERY_KEY = "api_key"  # of WebSockets: scripts in browsers cannot set their hea
 EXPOSED = (
     "X-Request-Id", "X-Speech-Id", "X-Sample-Rate", "X-Channels", "X-Bit-Depth", "X-Model", "X-Voice-Resolved", "X-Seed",
     "X-Input-Tokens", "X-Output-Tokens", "X-Finish-Reason", "X-Audio-Duration", "X-RTF", "X-Pieces", "X-Pieces-Retried",
-    "X-Pieces-Suspect", "X-Input-Characters", "X-Deterministic", "X-Reference-Cache", "X-Ignored-Fields", "Server-Timing",
-    "Retry-After", "Content-Disposition",
+    "X-Pieces-Suspect", "X-Input-Characters", "X-Deterministic", "X-Reference-Cache", "X-Ignored-Fields", "X-Warnings",
+    "Server-Timing", "Retry-After", "Content-Disposition",
 )  # fmt: skip
 
 

@@ -286,6 +286,7 @@ class Batch:
                 "seed": rendition.speech.seed,
                 "voice": rendition.speech.voice or None,
                 "ignored_fields": list(order.ignored) or None,
+                "warnings": list(rendition.speech.warnings) or None,
             }
             return Result(item.index, fields, audio)
 

@@ -1,5 +1,5 @@
-"""POST /v1/tts, and for all of Fish Audio's doors: its names of a request's fields, and what they are called here. What they mean
-is decided elsewhere, for everybody."""
+"""POST /v1/tts, and for all of Fish Audio's doors: its names of a request's fields, and what they are called here. What they
+mean is decided elsewhere, for everybody."""
 
 from __future__ import annotations
 

@@ -202,6 +202,8 @@ def common_headers(order: SpeechOrder, speech: Speech) -> dict[str, str]:
         headers["Content-Disposition"] = f'inline; filename="speech.{chosen.name}"'
     if not chosen.codec:
         headers["X-Bit-Depth"] = str(8 * SAMPLE_BYTES)
+    if speech.warnings:
+        headers["X-Warnings"] = ", ".join(speech.warnings)
     if order.ignored:
         headers["X-Ignored-Fields"] = ", ".join(order.ignored)
     return headers

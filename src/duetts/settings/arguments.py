@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,10 +76,34 @@ class Given:
         sets = dict(foreign.sets)
         if flag == "--listen":
             sets["host"], _, sets["port"] = value.rpartition(":")
+        if flag == "--stage-overrides":
+            self._override_stages(flag, value)
         for name, text in sets.items():
             self._add(name, flag, [text])
         if foreign.note and foreign.only is None:
             self.notes.append(f"{flag} has no effect: {foreign.note}")
+
+    def _override_stages(self, flag: str, text: str) -> None:
+        """Settings as another server has them, by stage: 0 is the language model, and the codec, 1, follows it here."""
+        try:
+            stages = json.loads(text)
+        except ValueError:
+            stages = None
+        if not isinstance(stages, dict) or not all(isinstance(values, dict) for values in stages.values()):
+            raise ConfigError(f'{flag} must be JSON such as {{"0": {{"max_num_seqs": 16}}}}')
+        own = [setting.name for setting in SETTINGS if setting.section == "engine"]
+        for stage, name, value in [
+            (stage, name, value) for stage, values in stages.items() for name, value in values.items() if value is not None
+        ]:
+            where, other = f"{flag} {stage}.{name}", FOREIGN.get("--" + name.replace("_", "-"))
+            if stage not in ("0", "1") or (name not in own and other is None):
+                raise ConfigError(f"{where} is unknown{hint(name, own)}")
+            if stage == "1":
+                self.notes.append(f"{where} has no effect: the codec follows the language model")
+            elif other is not None:
+                self._translate(where, other, str(value))
+            else:
+                self._add(name, where, [value if isinstance(value, str) else json.dumps(value)])
 
 
 def _parameters() -> list[inspect.Parameter]:

@@ -340,8 +340,8 @@ FOREIGN: dict[str, Foreign] = {
     "--workers": Foreign("there is one HTTP process for all engines", True, only=("1",)),
     "--decoder-checkpoint-path": Foreign("the codec is looked for in the model's folder", True, only=()),
     "--download-dir": Foreign("HF_HOME says where models of the hub are kept", True, only=()),
-    "--stage-overrides": Foreign("say --set NAME=VALUE", True, only=()),
     "--forced-aligner": Foreign("there are no word timestamps yet", True, only=()),
     "--enable-sleep-mode": Foreign("an engine cannot sleep yet", only=()),
     "--listen": Foreign("", True),  # host:port, taken apart where the line is read
+    "--stage-overrides": Foreign("", True),  # JSON, also taken apart there
 }
