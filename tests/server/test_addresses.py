@@ -22,7 +22,7 @@ from duetts.config import Limits, MediaConfig, ServerConfig
 from duetts.server.app import create_app
 from duetts.types import Address
 from duetts.voices.fetch import Fetcher
-from tests.inputs import REF_TEXT, clip
+from tests.inputs import REF_TEXT, REFUSED_CLIPS, clip
 from tests.internet import PUBLIC, Answering, Host, Internet, listening, redirecting, sending
 from tests.server.conftest import NATIVE, Door, error_of
 from tests.server.real import Served
@@ -185,6 +185,20 @@ async def test_what_is_refused_is_refused_on_every_door(
                 assert found.field in ("ref_audio", "references", "audio_sample", "audios.0", None), name
                 assert url not in found.message
         assert inside.connections == 0
+
+
+async def test_clips_have_the_same_bounds_by_address(tmp_path: Path) -> None:
+    """Also those that unpack to an hour, and those that are no audio at all."""
+
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        await sending(clip(head.split()[1].removeprefix("/")))(head, writer)
+
+    async with listening(answer) as host, served(Internet(hosts={(PUBLIC, 80): host}), tmp_path) as http:
+        for name, code in REFUSED_CLIPS.items():
+            for door in (speech, voice):
+                found = await asyncio.to_thread(door, http, f"http://{PUBLIC}/{name}")
+                assert (found.status, found.code) == (400, code), name
+        assert host.connections == 2 * len(REFUSED_CLIPS)
 
 
 async def test_files_of_the_operators_folder_are_read_on_every_door_and_no_others(tmp_path: Path) -> None:

@@ -91,9 +91,11 @@ FIELDS: dict[str, WireField] = {
     "normalize_loudness": WireField(("boolean",), "Bring the speech to -18 LUFS; looks 0.4 s ahead."),
     "stream": WireField(("boolean",), "true: as stream_format sse, if that is not given."),
     "stream_format": WireField(("string",), '"audio": a chunked body, sent while it is made. "sse": the same as events.'),
-    "ref_audio": WireField(("string", "array", "file"), "Clips of the voice to clone: data address, base64, or a form's file."),
+    "ref_audio": WireField(
+        ("string", "array", "file"), "Clips to clone: http(s) or data address, base64, a form's file, or file:// if allowed."
+    ),
     "ref_text": WireField(("string", "array"), "What is said in ref_audio, one transcript a clip."),
-    "references": WireField(("array",), "Clips and transcripts: a list of {audio, text}."),
+    "references": WireField(("array",), "Clips and transcripts: a list of {audio, text} or {vq_codes, text}."),
     "language": WireField(("string",), "A tag (en, pt-BR) or English name; only normalize looks at it."),
     "max_new_tokens": WireField(("integer",), "At most this many frames of audio, in all pieces of the text together."),
     "chunk_length": WireField(
