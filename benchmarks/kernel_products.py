@@ -194,7 +194,7 @@ def _product(
 
 
 def layers(setup: Setup, eight_bit: str | None = None) -> Iterator[Case]:
-    """A decoder layer without its attention, whose queries stand for its result: four products and their 202 MB."""
+    """A decoder layer without its attention, for whose result something else stands: four products and their 202 MB."""
     shapes = {use: _size(setup, *SHAPES[use]) for use in ("qkv", "wo", "w2")}
     inner = shapes["qkv"][1]
     shapes = {"qkv": (inner * 2 + 6, inner), "wo": (inner, inner + 2), "w2": (inner, inner * 3)} if setup.tiny else shapes
@@ -204,15 +204,14 @@ def layers(setup: Setup, eight_bit: str | None = None) -> Iterator[Case]:
     weights = [{use: _weights(setup, *shape, eight_bit) for use, shape in shapes.items()} for _ in range(sets)]
     gain = setup.draw(inner)
     for rows in setup.rows:
-        x = setup.draw(rows, inner)
+        x, heads = setup.draw(rows, inner), setup.draw(rows, shapes["wo"][1])
 
-        def call(module: Any, index: int, x: Tensor = x) -> Tensor:
+        def call(module: Any, index: int, x: Tensor = x, heads: Tensor = heads) -> tuple[Tensor, Tensor]:
             (qkv, wo, w2, w1, w3) = (weights[index][use] for use in ("qkv", "wo", "w2", "w1", "w3"))
-            heads = module.norm_linear(x, gain, EPS, *qkv)[:, : shapes["wo"][1]].contiguous()
+            queries = module.norm_linear(x, gain, EPS, *qkv)
             middle = module.linear_add(heads, wo[0], x, wo[1])
             gated = module.norm_gate(middle, gain, EPS, w1[0], w3[0], w1[1], w3[1])
-            result: Tensor = module.linear_add(gated, w2[0], middle, w2[1])
-            return result
+            return queries, module.linear_add(gated, w2[0], middle, w2[1])
 
         twin = partial(call, reference)
         yield _case(setup, "layer:products", rows, eight_bit, partial(call, projection), twin, twin, bytes_once, sets, iter(()))
