@@ -216,6 +216,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     kind = origin or hint
+    if not isinstance(kind, type):  # numpy's name for arrays is an alias in Python 3.12 and later
+        kind = typing.get_origin(kind.__value__)
     if isinstance(value, bool) and kind in (int, float):
         return False
     return isinstance(value, (int, float) if kind is float else kind)
