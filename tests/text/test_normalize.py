@@ -46,6 +46,9 @@ def test_the_trial_text_of_numbers() -> None:
         ("```python\nprint(1)\n```", "\nprint(1)\n"),
         ("| name | age |\n|------|:---:|\n| Anna | 7 |", "name, age\n\nAnna, 7"),
         ('[link](https://x.org "title") and ![picture](a.png)', "link and picture"),
+        ("![](https://example.org/a.png)", "![](example.org)"),
+        ("```python", "```python"),
+        ("<|speaker:1|>```python", "<|speaker:1|>```python"),
         ("-5 is cold, -- really", "-5 is cold, -- really"),
         ("a * b", "a * b"),
         ("**open and `open", "**open and `open"),
@@ -123,15 +126,15 @@ def test_marks_around_a_tag_go_all_the_same() -> None:
 def test_any_text_comes_through(text: str) -> None:
     for language in ("", "en"):
         said = normalize(text, language)
-        assert "\ue000" not in said
+        assert said == text or "\ue000" not in said
         again = normalize(said, language)
         assert sum(map(str.isalpha, again)) <= sum(map(str.isalpha, said)) * 30 + 1000
 
 
 @pytest.mark.parametrize(
     "unit",
-    ["*a", "* ", "**", "`", "` ", "_a", "[", "[a](", "![", "# ", "> ", "- ", "| ", "|-", "~~", "http://", "http://a/.", "<|",
-     "🎉", "<|phoneme_start|>", "1,000", "$1", "9:0", "50%", " ", "a ", "-°", "the ", ":-", "[a"],
+    ["*a", "* ", "**", "`", "` ", "_a", "[", "[a](", "![", "[]", "[a", "[.", "# ", "> ", "- ", "| ", "|-", "~~", "http://", "http://a/.",
+     "<|", "🎉", "<|phoneme_start|>", "1,000", "$1", "9:0", "50%", " ", "a ", "-°", "the ", ":-"],
 )  # fmt: skip
 @pytest.mark.parametrize("start", ["", "# ", "| ", "the "])
 def test_no_text_takes_long(start: str, unit: str) -> None:

@@ -42,6 +42,7 @@ ENGLISH = re.compile(r"\b(the|and|you|your|this|they|what|with|would|should|plea
 
 MAX_WORDS, MAX_WORD_CHARS, MAX_SAID_CHARS = 256, 64, 256  # of a pronunciation
 KEPT = "\ue000"  # in the place of what is not touched; a private character, which says nothing
+TOKEN = re.compile(r"<\|[^|<>]*\|>")
 UNTOUCHED = re.compile(r"<\|phoneme_start\|>[^<]*<\|phoneme_end\|>|<\|[^|<>]*\|>|\[(?![ xX]\])[^\[\]\n]*\](?!\()")
 
 EMOJI = re.compile(
@@ -60,7 +61,7 @@ MARKDOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^[ \t]*(?:\|[ \t]*)?(?::?-{3,}:?[ \t]*\|[ \t]*)+(?::?-{3,}:?[ \t]*)?$", ""),  # below a table's head
         (r"^[ \t]*(?:>[ \t]?)+", ""),
         (r"^[ \t]*[-*+•][ \t]+(?:\[[ xX]\][ \t]+)?", ""),
-        (r"!?\[([^\[\]\n]*)\]\([^()\s]*(?:[ \t]+\"[^\"\n]*\")?\)", r"\1"),
+        (r"!?\[(?=[^\[\]\n]*\w)([^\[\]\n]*)\]\([^()\s]*(?:[ \t]+\"[^\"\n]*\")?\)", r"\1"),
         (r"(?<!`)(`{1,3})([^`\n]+)\1(?!`)", r"\2"),
         (r"(?<![\w*])(\*{1,3})(?=\S)([^*\n]+?)(?<=\S)\1(?![\w*])", r"\2"),
         (r"(?<!\w)(_{1,3})(?=\S)([^_\n]+?)(?<=\S)\1(?!\w)", r"\2"),
@@ -99,9 +100,10 @@ def check_language(language: str) -> str:
 
 
 def normalize(text: str, language: str = "") -> str:
-    """The text as it is said. `language` is a code of `check_language`."""
+    """The text as it is said; as it stands, if nothing would be left to say. `language` is a code of `check_language`."""
     english = language == "en" if language else text.isascii() or not any(c.isalpha() for c in re.sub("[\x00-\x7f]", "", text))
-    return _untouched(text, lambda rest: _clean(rest, english and (bool(language) or ENGLISH.search(rest) is not None)))
+    said = _untouched(text, lambda rest: _clean(rest, english and (bool(language) or ENGLISH.search(rest) is not None)))
+    return said if any(character.isalnum() for character in TOKEN.sub("", said)) else text
 
 
 def check_words(words: Mapping[str, str]) -> None:
