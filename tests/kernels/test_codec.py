@@ -151,22 +151,25 @@ def test_window_attention(frames: int) -> None:
 
 
 def test_tails_come_and_go() -> None:
-    looks, streams, steps = [(6, 24), (54, 48), (1, 5)], 2, 3  # pasts longer and shorter than what is new, one of two blocks
+    looks, streams, steps = [(6, 24), (54, 48), (1, 5)], 2, 3  # pasts longer and shorter than what is new, one of two pieces
     rows, base = [], 0
     for past, channels in looks:
-        stride = (past + steps) * channels
-        rows.append((sum(row[3] for row in rows), base, stride, past * channels))
+        stride, kept = (past + steps) * channels, past * channels
+        for begin in range(0, kept, 2048):
+            offset, count = sum(row[4] for row in rows), min(2048, kept - begin)
+            rows.append((offset, base + begin, base + stride - kept + begin, stride, count))
         base += streams * stride
-    layout, width = torch.tensor(rows), sum(row[3] for row in rows)
+    layout, width = torch.tensor(rows), sum(row[4] for row in rows)
+    assert len(rows) == 4
     slots = torch.tensor([2, 0])
     made = []
     for room in (codec_reference, codec):
         tails, position, now = normal(4, width), torch.tensor([0, 5, 9, 1]), torch.zeros(2, dtype=torch.int64)
         tails[0] = torch.nan  # of a stream that has not begun
         halo = normal(base, seed=1)
-        room.load_tails(tails, halo, layout, 54 * 48, slots, position, now)
+        room.load_tails(tails, halo, layout, slots, position, now)
         loaded = halo.clone()
-        room.store_tails(tails, halo, layout, 54 * 48, slots, position, now, 7)
+        room.store_tails(tails, halo, layout, slots, position, now, 7)
         made.append((loaded, now, tails, position))
     assert made[1][3].tolist() == [7, 5, 16, 1]
     assert all(close(found, expected, 0) for found, expected in zip(made[1], made[0], strict=True))

@@ -186,6 +186,8 @@ def sample_residual(
 
 # ---- codec: the waveform decoder. Signals are [streams, steps, channels], contiguous within a stream
 
+TAIL_PIECE = 2048
+
 
 def _codec(x: Tensor) -> ModuleType:
     """The codec's kernels or their twins."""
@@ -259,20 +261,19 @@ def window_attention(
     return y
 
 
-def load_tails(
-    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor
-) -> None:  # fmt: skip
+def load_tails(tails: Tensor, halo: Tensor, layout: Tensor, slots: Tensor, position: Tensor, now: Tensor) -> None:
     """Begins a call: now[s] = position[slots[s]], and the pasts of each stream out of tails [slots, values] into the signals of
-    `halo`; zeros where the position is 0. layout int64 [signals, 4]: offset in a row of tails, begin in the halo, values of a
-    stream there, values of its past, of which the most is `largest`."""
-    _codec(tails).load_tails(tails, halo, layout, largest, slots, position, now)
+    `halo`; zeros where the position is 0. Rows of layout, int64 [pieces, 5], say of up to `TAIL_PIECE` values: their offset in
+    a row of tails, their place in the halo for the first stream as a past and as the end of a signal, from which place to
+    place the next stream is, and how many they are."""
+    _codec(tails).load_tails(tails, halo, layout, slots, position, now)
 
 
 def store_tails(
-    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor, frames: int
+    tails: Tensor, halo: Tensor, layout: Tensor, slots: Tensor, position: Tensor, now: Tensor, frames: int
 ) -> None:  # fmt: skip
     """Ends a call of so many frames: the ends of all signals into tails, and the positions forward. See `load_tails`."""
-    _codec(tails).store_tails(tails, halo, layout, largest, slots, position, now, frames)
+    _codec(tails).store_tails(tails, halo, layout, slots, position, now, frames)
 
 
 def pcm16(wave: Tensor) -> Tensor:

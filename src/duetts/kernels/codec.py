@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from duetts.kernels import projection
+from duetts.kernels import TAIL_PIECE, projection
 from duetts.kernels.codec_conv import GELU, NONE, SNAKE, conv_kernel, unit_kernel
 from duetts.kernels.codec_parts import (
     depthwise_kernel,
@@ -252,23 +252,19 @@ def window_attention(
     return out
 
 
-def load_tails(
-    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor
-) -> None:  # fmt: skip
+def load_tails(tails: Tensor, halo: Tensor, layout: Tensor, slots: Tensor, position: Tensor, now: Tensor) -> None:
     """See `duetts.kernels.load_tails`."""
-    block = 2048
-    grid = (len(slots), len(layout), -(-largest // block))
-    load_tails_kernel[grid](tails, halo, layout, slots, position, now, tails.shape[1], block, num_warps=8, **_dependent(tails))
+    load_tails_kernel[len(slots), len(layout)](
+        tails, halo, layout, slots, position, now, tails.shape[1], TAIL_PIECE, num_warps=8, **_dependent(tails)
+    )
 
 
 def store_tails(
-    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor, frames: int
+    tails: Tensor, halo: Tensor, layout: Tensor, slots: Tensor, position: Tensor, now: Tensor, frames: int
 ) -> None:  # fmt: skip
     """See `duetts.kernels.store_tails`."""
-    block = 2048
-    grid = (len(slots), len(layout), -(-largest // block))
-    store_tails_kernel[grid](
-        tails, halo, layout, slots, position, now, tails.shape[1], frames, block, num_warps=8, **_dependent(tails)
+    store_tails_kernel[len(slots), len(layout)](
+        tails, halo, layout, slots, position, now, tails.shape[1], frames, TAIL_PIECE, num_warps=8, **_dependent(tails)
     )
 
 

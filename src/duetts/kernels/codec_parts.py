@@ -144,34 +144,38 @@ def last_kernel(
 
 
 @triton.jit
-def load_tails_kernel(tails, halo, layout, slots, position, now, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """A block of one signal's past of one stream."""
+def load_tails_kernel(
+    tails, halo, layout, slots, position, now, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    """A piece of one signal's past of one stream."""
     follow(DEPENDENT)
-    stream, signal, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    stream, piece = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + stream)
     done = tl.load(position + slot)
-    if (signal == 0) & (block == 0):
+    if piece == 0:
         tl.store(now + stream, done)
-    offset, base = tl.load(layout + signal * 4), tl.load(layout + signal * 4 + 1)
-    stride, count = tl.load(layout + signal * 4 + 2), tl.load(layout + signal * 4 + 3)
-    i = block * BLOCK + tl.arange(0, BLOCK)
+    offset, past = tl.load(layout + piece * 5), tl.load(layout + piece * 5 + 1)
+    stride, count = tl.load(layout + piece * 5 + 3), tl.load(layout + piece * 5 + 4)
+    i = tl.arange(0, BLOCK)
     kept = tl.load(tails + slot * width + offset + i, mask=(i < count) & (done > 0), other=0.0)
-    tl.store(halo + base + stream * stride + i, kept, mask=i < count)
+    tl.store(halo + past + stream * stride + i, kept, mask=i < count)
 
 
 @triton.jit(do_not_specialize=["frames"])
-def store_tails_kernel(tails, halo, layout, slots, position, now, width, frames, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """The same block back: the last values of the signal are its new past."""
+def store_tails_kernel(
+    tails, halo, layout, slots, position, now, width, frames, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    """A piece back: the last values of a signal are its new past."""
     follow(DEPENDENT)
-    stream, signal, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    stream, piece = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + stream)
-    if (signal == 0) & (block == 0):
+    if piece == 0:
         tl.store(position + slot, tl.load(now + stream) + frames)
-    offset, base = tl.load(layout + signal * 4), tl.load(layout + signal * 4 + 1)
-    stride, count = tl.load(layout + signal * 4 + 2), tl.load(layout + signal * 4 + 3)
-    i = block * BLOCK + tl.arange(0, BLOCK)
-    end = tl.load(halo + base + (stream + 1) * stride - count + i, mask=i < count)
-    tl.store(tails + slot * width + offset + i, end, mask=i < count)
+    offset, end = tl.load(layout + piece * 5), tl.load(layout + piece * 5 + 2)
+    stride, count = tl.load(layout + piece * 5 + 3), tl.load(layout + piece * 5 + 4)
+    i = tl.arange(0, BLOCK)
+    values = tl.load(halo + end + stream * stride + i, mask=i < count)
+    tl.store(tails + slot * width + offset + i, values, mask=i < count)
 
 
 @triton.jit(do_not_specialize=["length"])

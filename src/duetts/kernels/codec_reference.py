@@ -104,22 +104,20 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1).to(x.dtype)
 
 
-def load_tails(
-    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor
-) -> None:  # fmt: skip
+def load_tails(tails: Tensor, halo: Tensor, layout: Tensor, slots: Tensor, position: Tensor, now: Tensor) -> None:
     """See `duetts.kernels.load_tails`."""
     now.copy_(position[slots])
     kept = tails[slots].where((now > 0)[:, None], 0)
-    for offset, base, stride, count in layout.tolist():
-        halo.as_strided((len(slots), count), (stride, 1), base).copy_(kept[:, offset : offset + count])
+    for offset, past, _, stride, count in layout.tolist():
+        halo.as_strided((len(slots), count), (stride, 1), past).copy_(kept[:, offset : offset + count])
 
 
 def store_tails(
-    tails: Tensor, halo: Tensor, layout: Tensor, largest: int, slots: Tensor, position: Tensor, now: Tensor, frames: int
+    tails: Tensor, halo: Tensor, layout: Tensor, slots: Tensor, position: Tensor, now: Tensor, frames: int
 ) -> None:  # fmt: skip
     """See `duetts.kernels.store_tails`."""
-    for offset, base, stride, count in layout.tolist():
-        tails[slots, offset : offset + count] = halo.as_strided((len(slots), count), (stride, 1), base + stride - count)
+    for offset, _, end, stride, count in layout.tolist():
+        tails[slots, offset : offset + count] = halo.as_strided((len(slots), count), (stride, 1), end)
     position[slots] = now + frames
 
 

@@ -67,6 +67,7 @@ class DecoderState:
 class StreamDecoder:
     """The decoding half of a codec, packed. `codec` itself is not changed and not kept."""
 
+    @torch.no_grad()
     def __init__(self, codec: Codec, dtype: torch.dtype, max_positions: int = MAX_POSITIONS) -> None:
         quantizer, config = codec.quantizer, codec.config
         self.frame_length = config.frame_length
@@ -127,14 +128,14 @@ class StreamDecoder:
         streams, _, frames = codes.shape
         assert 0 < frames <= MAX_FRAMES, f"a call decodes 1 to {MAX_FRAMES} frames, not {frames}"
         halo, pasts, news = self._open_halo(streams, frames)
-        layout, largest = self._layout(streams, frames), max(look.kept for look in self._looks)
+        layout = self._layout(streams, frames)
         now = torch.empty_like(slots)
-        kernels.load_tails(state.tails, halo, layout, largest, slots, state.position, now)
+        kernels.load_tails(state.tails, halo, layout, slots, state.position, now)
         h = kernels.embed_codes(codes, self._table, self._starts)
         h = self._transform(h, now, slots, state)
         self._upsample(h, pasts, news)
         wave = self._synthesise(pasts[len(self._upsampling) :], news[len(self._upsampling) :])
-        kernels.store_tails(state.tails, halo, layout, largest, slots, state.position, now, frames)
+        kernels.store_tails(state.tails, halo, layout, slots, state.position, now, frames)
         return wave
 
     def _transform(self, h: Tensor, now: Tensor, slots: Tensor, state: DecoderState) -> Tensor:
@@ -196,13 +197,15 @@ class StreamDecoder:
         return halo, pasts, [past[:, look.past :] for past, look in zip(pasts, self._looks, strict=True)]
 
     def _layout(self, streams: int, frames: int) -> Tensor:
-        """Where `load_tails` finds each signal's past, int64 [signals, 4]; made once for a shape: it is copied to the
-        device."""
+        """Where `load_tails` and `store_tails` find each signal's past, in pieces; made once for a shape, since it is copied to
+        the device."""
         if (streams, frames) not in self._layouts:
             rows, offset, base = [], 0, 0
             for look in self._looks:
                 stride = (look.past + look.steps * frames) * look.channels
-                rows.append((offset, base, stride, look.kept))
+                for begin in range(0, look.kept, kernels.TAIL_PIECE):
+                    count = min(kernels.TAIL_PIECE, look.kept - begin)
+                    rows.append((offset + begin, base + begin, base + stride - look.kept + begin, stride, count))
                 offset, base = offset + look.kept, base + streams * stride
             self._layouts[streams, frames] = torch.tensor(rows, device=self.device)
         return self._layouts[streams, frames]
