@@ -30,13 +30,17 @@ RESULTS = Path(__file__).parent / "results" / "kernels.json"
 
 def operations() -> dict[str, Callable[..., Iterator[Case]]]:
     """Name -> the function that yields its cases. Imported late: the interpreter is chosen before Triton is loaded."""
-    from benchmarks import kernel_products
+    from benchmarks import kernel_attention, kernel_products
 
     return {
         "layer": kernel_products.layers,
         "gate": kernel_products.gates,
         "product": kernel_products.products,
         "norm": kernel_products.norms,
+        "decode": kernel_attention.decodes,
+        "prefill": kernel_attention.prefills,
+        "frame": kernel_attention.frames,
+        "draw": kernel_attention.draws,
     }
 
 

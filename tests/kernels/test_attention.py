@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from duetts.kernels import attention, reference
+from duetts.kernels import attention, projection, reference
 
 NAN = float("nan")
 EPS = 1e-6
@@ -96,10 +96,11 @@ def test_decode_twin_is_plain_attention() -> None:
     assert_near(out, expected[:, :, 0])
 
 
-def test_few_pairs_share_their_rows_and_many_do_not() -> None:
-    cpu = torch.device("cpu")  # counts as one multiprocessor
-    assert attention.programs_per_pair(1, cpu) == 4
-    assert attention.programs_per_pair(2, cpu) == 1
+def test_few_pairs_share_their_rows_and_many_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = projection.Device((9, 0), 132, 228 * 1024)
+    monkeypatch.setattr(projection, "device_of", lambda x: card)
+    programs = [attention.programs_per_pair(torch.empty(rows, 32, 128), 8) for rows in (1, 8, 16, 32, 33, 256)]
+    assert programs == [66, 9, 5, 3, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def decode_attention(
         return reference.decode_attention(q, k, v, keys, values, tables, slots, positions)
     from duetts.kernels import attention
 
-    programs = attention.programs_per_pair(len(q) * keys.shape[1], q.device)
+    programs = attention.programs_per_pair(q, keys.shape[1])
     use.short += programs == 1
     use.long += programs > 1
     return attention.decode_attention(q, k, v, keys, values, tables, slots, positions, programs)

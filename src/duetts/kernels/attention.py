@@ -18,7 +18,6 @@ yet.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from duetts.kernels.projection import _dependent
+from duetts.kernels import projection
 
 _TILE = 64  # positions of a tile; half in float32
 _WARPS = 4  # twice in float32, whose products take registers
@@ -192,39 +191,37 @@ def _decode_fold(
     )  # fmt: skip
 
 
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def _sizes(q: Tensor, keys: Tensor) -> tuple[dict[str, Any], int]:
     """What a kernel over pages is compiled for, and the size of a group."""
     kv_heads, page, dim = keys.shape[1:]
     group, wide = q.shape[1] // kv_heads, q.dtype == torch.float32
     sizes = {"SCALE": dim**-0.5 * _LOG2_E, "KV": kv_heads, "GROUP": group, "PAGE": page, "D": dim}
-    return sizes | {"T": _TILE >> wide, "num_warps": _WARPS << wide, **_dependent(q)}, group
+    return sizes | {"T": _TILE >> wide, "num_warps": _WARPS << wide, **projection._dependent(q)}, group
 
 
-def programs_per_pair(pairs: int, device: torch.device) -> int:
+def programs_per_pair(q: Tensor, kv_heads: int) -> int:
     """How many programs share a pair's tiles; 1 is the kernel that needs no workspace. No number depends on it."""
-    processors = _processors(device)
+    device, pairs = projection.device_of(q), len(q) * kv_heads
+    processors = 1 if device is None else device.multiprocessors
     return 1 if pairs >= _WHOLE_PAIRS * processors else -(-_SHARED_PROGRAMS * processors // pairs)
 
 
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor,
-    programs: int = 0,
+    programs: int = 0, tile: int = 0, stages: int = _STAGES,
 ) -> Tensor:  # fmt: skip
-    """As `reference.decode_attention`. `programs` per pair are chosen by the number of pairs unless given."""
+    """As `reference.decode_attention`. `programs` per pair are chosen by the number of pairs unless given. Numbers depend on
+    `tile`, so that it must not be chosen by the number of rows."""
     sizes, group = _sizes(q, keys)
+    sizes["T"] = tile or sizes["T"]
     sizes["G"] = max(16, triton.next_power_of_2(group))
     pairs, width = len(q) * keys.shape[1], tables.shape[1]
-    programs = programs or programs_per_pair(pairs, q.device)
+    programs = programs or programs_per_pair(q, keys.shape[1])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     strides = (q.stride(0), k.stride(0), v.stride(0), tables.stride(0), width)
     if programs == 1:
         _decode_whole[(pairs,)](
-            q, k, v, keys, values, tables, slots, positions, out, *strides, **sizes, num_stages=_STAGES
+            q, k, v, keys, values, tables, slots, positions, out, *strides, **sizes, num_stages=stages
         )  # fmt: skip
         return out
     tiles = triton.cdiv(width * keys.shape[2], sizes["T"])
@@ -232,7 +229,7 @@ def decode_attention(
     mixes = torch.empty(pairs, tiles, group, q.shape[2], dtype=torch.float32, device=q.device)
     _decode_shared[(pairs, min(programs, tiles))](
         q, keys, values, tables, slots, positions, sums, mixes, q.stride(0), tables.stride(0), width, tiles,
-        **sizes, num_stages=_STAGES,
+        **sizes, num_stages=stages,
     )  # fmt: skip
     _decode_fold[(pairs,)](q, k, v, keys, values, tables, slots, positions, sums, mixes, out, *strides, tiles, **sizes)
     return out
@@ -334,7 +331,7 @@ def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tenso
     _frame[(batch * kv_heads,)](
         q, k, v, keys, values, out, start, n, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], room,
         SCALE=dim**-0.5 * _LOG2_E, KV=kv_heads, GROUP=group, G=max(16, triton.next_power_of_2(n * group)), D=dim,
-        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **_dependent(q),
+        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **projection._dependent(q),
     )  # fmt: skip
     return out
 
@@ -376,6 +373,7 @@ def norm_rotate(
     gains = (rope, rope) if q_gain is None or k_gain is None else (q_gain, k_gain)
     _norm_rotate[(batch * n, triton.cdiv(both, _HEADS))](
         qkv, out, *gains, rope, n, rope.stride(0) if len(rope) > 1 else 0, rope.stride(1), eps,
-        HEADS=heads, KV=kv_heads, D=dim, BLOCK=_HEADS, NORMED=q_gain is not None, num_warps=_WARPS, **_dependent(qkv),
+        HEADS=heads, KV=kv_heads, D=dim, BLOCK=_HEADS, NORMED=q_gain is not None, num_warps=_WARPS,
+        **projection._dependent(qkv),
     )  # fmt: skip
     return out[:, :, :heads], out[:, :, heads:], qkv[..., both * dim :].view(batch, n, kv_heads, dim)

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from duetts.kernels import projection
 from duetts.kernels.attention import follow
-from duetts.kernels.projection import _dependent
 
 _BLOCK = 512  # elements of an embedding that one program sums
 _ROUND = 6  # 2 ** this candidates are looked at together
@@ -59,7 +59,7 @@ def embed_frame(
     _embed[(rows, triton.cdiv(dim, _BLOCK))](
         columns, embeddings, codebook_embeddings, out, *columns.stride(), semantic_start, semantic_end, divisor,
         len(codebook_embeddings) // codebooks, dim, CODEBOOKS=codebooks, BLOCK=_BLOCK, SCALED=divisor != 1, num_warps=2,
-        **_dependent(embeddings),
+        **projection._dependent(embeddings),
     )  # fmt: skip
     return out
 
@@ -231,7 +231,7 @@ def _launch(
     _sample[(batch,)](
         logits, recent, frame, seed, temperature, top_p, top_k, penalty, out, sound, logits.stride(0), draw, end, choices,
         WINDOW=window, FIRST=every - 1 if split else every, REST=rest if split else 0, KEPT=_ROUND,
-        num_warps=16 if every > 11 else 4, **_dependent(logits),
+        num_warps=16 if every > 11 else 4, **projection._dependent(logits),
     )  # fmt: skip
     return out, sound
 
