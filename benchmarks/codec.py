@@ -249,11 +249,11 @@ def candidates(kind: Kind) -> list[Any]:
 
     few = kind.rows <= 64
     if kind.name == "residual_unit":
-        sizes = itertools.product((16, 32, 64, 128, 256), (32, 64), (4, 8, 16), (2, 3, 4))
+        sizes = itertools.product((16, 32, 64, 128, 256), (32, 64), (4, 8, 16), (2, 3, 4), (False, True))
         return [UnitTile(*size) for size in sizes if size[0] <= 16 * size[2] and size[0] * 2 >= size[2] * 8]
     rows = (16, 32, 64) if few else (64, 128, 256)
     outputs = (32, 64, 128) if few else (64, 128, 256)
-    sizes = itertools.product(rows, outputs, (64, 128) if few else (32, 64), (1, 2, 4, 8, 16), (4, 8), (3, 4, 5))
+    sizes = itertools.product(rows, outputs, (64, 128) if few else (32, 64), (1, 2, 4, 8, 16), (4, 8), (3, 4), (False, True))
     kept = []
     for size in sizes:
         tiles = math.ceil(kind.rows / size[0]) * math.ceil(kind.arguments[1].shape[1] / size[1])

@@ -38,7 +38,8 @@ L2_RATE, PROCESSOR_RATE, PROCESSOR_FLOPS, STEP_S, SHARING_S, SUMS_RATE = 5.5e12,
 
 
 class Tile(NamedTuple):
-    """A product's blocks: rows, outputs, inputs of one step, programs that share a tile, warps, steps under way."""
+    """A product's blocks: rows, outputs, inputs of one step, programs that share a tile, warps, steps under way, and whether
+    the signal comes through the L1 (`codec_conv.py`)."""
 
     rows: int
     outputs: int
@@ -46,6 +47,7 @@ class Tile(NamedTuple):
     splits: int = 1
     warps: int = 4
     stages: int = 3
+    near: bool = False
 
 
 # What compiles for sm_90 without spilling registers; wgmma multiplies 64 rows at least, below it is the older instruction.
@@ -56,12 +58,13 @@ TILES = (
 
 
 class UnitTile(NamedTuple):
-    """A residual unit's blocks: rows, inputs of one step, warps, steps under way."""
+    """A residual unit's blocks: rows, inputs of one step, warps, steps under way, and the L1 as for a `Tile`."""
 
     rows: int
     inputs: int
     warps: int
     stages: int
+    near: bool = False
 
 
 def _seconds(programs: int, num_bytes: int, flops: int, num_steps: int, beside: int, processors: int) -> float:
@@ -164,10 +167,10 @@ def conv(
     act = SNAKE if alpha is not None else GELU if gelu else NONE
     conv_kernel[tiles, tile.splits](
         x, weight, bias, _or(alpha, bias), _or(residual, x), _or(raw, x), _or(ahead, x), partial, _or(counts, bias),
-        rows, steps, taps, dilation, x.stride(0), *(0 if each is None else each.stride(0) for each in (residual, raw, ahead)),
-        inputs, outputs, act, residual is not None, raw is not None, ahead is not None,
-        tile.splits, tile.rows, tile.outputs, tile.inputs, num_warps=tile.warps, num_stages=tile.stages, **_dependent(x),
-    )  # fmt: skip
+        rows, steps, taps * -(-inputs // tile.inputs), dilation, x.stride(0), *(0 if each is None else each.stride(0) for each
+        in (residual, raw, ahead)), inputs, outputs, taps, act, residual is not None, raw is not None, ahead is not None,
+        tile.splits, tile.rows, tile.outputs, tile.inputs, tile.near, num_warps=tile.warps, num_stages=tile.stages,
+    **_dependent(x), )  # fmt: skip
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -193,10 +196,10 @@ def residual_unit(
     rows = len(x) * steps
     tile = tile or choose_unit_tile(rows, channels, taps, x.element_size(), _processors(x))
     unit_kernel[(-(-rows // tile.rows),)](
-        x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, _or(raw, residual), ahead, rows, steps, taps,
-        dilation, x.stride(0), residual.stride(0), _or(raw, residual).stride(0), ahead.stride(0), channels, raw is not None,
-        tile.rows, first, second, tile.inputs, num_warps=tile.warps, num_stages=tile.stages, **_dependent(x),
-    )  # fmt: skip
+        x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, _or(raw, residual), ahead, rows, steps,
+        taps * -(-channels // tile.inputs), dilation, x.stride(0), residual.stride(0), _or(raw, residual).stride(0),
+        ahead.stride(0), channels, taps, raw is not None, tile.rows, first, second, tile.inputs, tile.near,
+    num_warps=tile.warps, num_stages=tile.stages, **_dependent(x), )  # fmt: skip
 
 
 def last_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ which leave partial sums in float32; the last to come adds them in order, so tha
 Compiled for sm_90 by Triton 3.6 and 3.7.1: every tile of 64 rows and more multiplies with wgmma while 16-byte copies fill
 shared memory, and no tile that is chosen spills (the epilogue in halves sees to that). A Snake is 13 FMA on values in
 registers; the library's sine would be a branch with a slow path, and the reciprocal of its frequency a division per value. Each
-tap reads its rows from the L2 again: 16-byte asynchronous copies pass by the L1.
+tap reads its rows from the L2 again, since 16-byte asynchronous copies pass by the L1. NEAR makes them copies of 8 bytes, which
+do not: it says that rows lie at multiples of 8 bytes only. To be measured.
 
 Measured: not yet.
 """
@@ -35,8 +36,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 NONE, SNAKE, GELU = 0, 1, 2
-# No kernel of their own for 1 or for multiples of 16; taps are one of them lest the compiler unroll a loop of known length.
-_FLEXIBLE = ["rows", "steps", "taps", "dilation"]
+# No kernel of their own for 1 or for multiples of 16; blocks are one of them lest the compiler unroll a loop of known length.
+_FLEXIBLE = ["rows", "steps", "blocks", "dilation"]
 
 
 @triton.jit
@@ -91,18 +92,18 @@ def _finish(
 
 @triton.jit
 def _sums(
-    x_block, weight, n, begin, end, dilation, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    x_block, weight, n, begin, end, dilation, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Products of blocks `begin`..`end` of taps and inputs: x_block [BM, BK] points at tap 0, weight at the first output."""
+    """Products of blocks `begin`..`end` of inputs and taps, all taps of some inputs first, since they share most rows: x_block
+    [BM, BK] points at tap 0, weight at the first output."""
     k = tl.arange(0, BK)
     even: tl.constexpr = INPUTS % BK == 0 and OUTPUTS % BN == 0
-    blocks: tl.constexpr = (INPUTS + BK - 1) // BK
     w_block = weight + k[:, None] * OUTPUTS + n[None, :]
     total = tl.zeros((BM, BN), tl.float32)
     for block in range(begin, end):
-        tap = block // blocks
-        first = (block % blocks) * BK
+        tap = block % TAPS
+        first = (block // TAPS) * BK
         x_at = x_block + (tap * (dilation * INPUTS) + first)
         w_at = w_block + (tap * INPUTS + first) * OUTPUTS
         if even:
@@ -117,13 +118,14 @@ def _sums(
 
 @triton.jit(do_not_specialize=_FLEXIBLE)
 def conv_kernel(
-    x, weight, bias, alpha, residual, raw, ahead, partial, counts, rows, steps, taps, dilation,
+    x, weight, bias, alpha, residual, raw, ahead, partial, counts, rows, steps, blocks, dilation,
     x_stride, residual_stride, raw_stride, ahead_stride,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr,
     RAW: tl.constexpr, AHEAD: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    NEAR: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One tile [BM rows, BN outputs]; a row is a step of a stream, strides are from stream to stream."""
+    """One tile [BM rows, BN outputs]; a row is a step of a stream, strides are from stream to stream, `blocks` are of BK inputs
+    of a tap."""
     tile, split = tl.program_id(0), tl.program_id(1)
     across = (OUTPUTS + BN - 1) // BN
     m = (tile // across) * BM + tl.arange(0, BM)
@@ -131,13 +133,14 @@ def conv_kernel(
     inside = m < rows
     row = tl.minimum(m, rows - 1)
     stream, step = (row // steps).to(tl.int64), row % steps
-    blocks = taps * ((INPUTS + BK - 1) // BK)
     share = (blocks + SPLITS - 1) // SPLITS
     x_block = x + (stream * x_stride + step * INPUTS)[:, None] + tl.arange(0, BK)[None, :]
+    if NEAR:
+        x_block = tl.multiple_of(x_block, (8, 8))
     begin = split * share
     follow(DEPENDENT)
     y = _sums(
-        x_block, weight, n, begin, tl.minimum(begin + share, blocks), dilation, INPUTS, OUTPUTS, BM, BN, BK
+        x_block, weight, n, begin, tl.minimum(begin + share, blocks), dilation, INPUTS, OUTPUTS, TAPS, BM, BN, BK
     )  # fmt: skip
     finished = True
     if SPLITS > 1:
@@ -177,10 +180,10 @@ def conv_kernel(
 
 @triton.jit(do_not_specialize=_FLEXIBLE)
 def unit_kernel(
-    x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, raw, ahead, rows, steps, taps, dilation,
+    x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, raw, ahead, rows, steps, blocks, dilation,
     x_stride, residual_stride, raw_stride, ahead_stride,
-    CHANNELS: tl.constexpr, RAW: tl.constexpr, BM: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-    BK: tl.constexpr, DEPENDENT: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, RAW: tl.constexpr, BM: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+    BK: tl.constexpr, NEAR: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A residual unit of BM rows: channels 0..BA and BA..BA + BB have an accumulator each, in both convolutions."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -190,14 +193,15 @@ def unit_kernel(
     k = tl.arange(0, BK)
     a, b = tl.arange(0, BA), BA + tl.arange(0, BB)
     even: tl.constexpr = CHANNELS % BK == 0
-    blocks: tl.constexpr = (CHANNELS + BK - 1) // BK
     x_block = x + (stream * x_stride + step * CHANNELS)[:, None] + k[None, :]
+    if NEAR:
+        x_block = tl.multiple_of(x_block, (8, 8))
     total_a = tl.zeros((BM, BA), tl.float32)
     total_b = tl.zeros((BM, BB), tl.float32)
     follow(DEPENDENT)
-    for block in range(taps * blocks):
-        tap = block // blocks
-        first = (block % blocks) * BK
+    for block in range(blocks):
+        tap = block % TAPS
+        first = (block // TAPS) * BK
         x_at = x_block + (tap * (dilation * CHANNELS) + first)
         w_at = weight + (tap * CHANNELS + first + k)[:, None] * CHANNELS
         if even:
