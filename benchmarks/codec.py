@@ -113,7 +113,10 @@ class Recorder:
         self._kernels = kernels
         self.kinds: dict[str, Kind] = {}
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(self._kernels, name)):
+            return getattr(self._kernels, name)
+
         def call(*arguments: Any, **options: Any) -> Any:
             kind = Kind(name, arguments, options)
             known = self.kinds.setdefault(kind.key, kind)
