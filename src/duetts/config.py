@@ -193,10 +193,10 @@ class ProcessConfig:
 class Limits:
     """What a request may cost before anything is computed for it, and what of references is kept.
 
-    `reference_queue` clips may wait to be decoded. Codes of references are kept up to `reference_cache_bytes` in memory and
-    `reference_disk_bytes` in the cache folder; 0 keeps none there. A socket is closed if its first message does not come
-    within `socket_first_s`, and when nothing has happened on it for `socket_idle_s`; one of Fish Audio's protocol, whose
-    clients keep sockets for later, after `live_idle_s`.
+    `reference_queue` clips may wait to be fetched, and as many to be decoded. Codes of references are kept up to
+    `reference_cache_bytes` in memory and `reference_disk_bytes` in the cache folder; 0 keeps none there. A socket is closed
+    if its first message does not come within `socket_first_s`, and when nothing has happened on it for `socket_idle_s`; one
+    of Fish Audio's protocol, whose clients keep sockets for later, after `live_idle_s`.
     """
 
     max_body_bytes: int = 16 * MIB

@@ -106,7 +106,7 @@ class Synthesizer:
         self._defaults = read_sampling(folder)
         self._speaker = speaker
         rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
-        fetcher = Fetcher(media or MediaConfig(), self.limits.reference_bytes)
+        fetcher = Fetcher(media or MediaConfig(), self.limits)
         self._references = ReferenceCodes(speaker.encode_reference, rate, self.limits, codec_id, fetcher)
         recordings = replace(
             self.limits, reference_min_s=RECORDING_MIN_S, reference_max_s=RECORDING_MAX_S, reference_cache_bytes=0

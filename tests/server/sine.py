@@ -66,7 +66,7 @@ class SineService:
 
     def __post_init__(self) -> None:
         self.info = SpeakerInfo("sine", RATE, FRAME, 4, 2048, weights="untrained", codec_id="sine")
-        fetcher = self.fetcher or Fetcher(MediaConfig(), self.limits.reference_bytes, resolve=Internet().resolve)
+        fetcher = self.fetcher or Fetcher(MediaConfig(), self.limits, resolve=Internet().resolve)
         self.references = ReferenceCodes(self.encode, RATE, self.limits, fetcher=fetcher)
         folder = self.config.folder
         self.voices = VoiceLibrary(self.config, folder / "presets", self.info, self.references, self)

@@ -142,7 +142,7 @@ DOORS: list[Callable[[httpx.Client, str], Told]] = [
 @asynccontextmanager
 async def served(internet: Internet, tmp_path: Path, **media: Any) -> AsyncIterator[httpx.Client]:
     limits = Limits(max_body_bytes=1 << 21, reference_bytes=1 << 20)
-    fetcher = Fetcher(MediaConfig(**media), limits.reference_bytes, resolve=internet.resolve, transport=internet.transport)
+    fetcher = Fetcher(MediaConfig(**media), limits, resolve=internet.resolve, transport=internet.transport)
     service = SineService(limits, fetcher=fetcher)
     service.config.folder.mkdir(parents=True, exist_ok=True)
     service.reset()

@@ -26,11 +26,12 @@ from ..internet import PUBLIC, Answering, Host, Internet, listening, redirecting
 
 CLIP = clip("control_pcm16.wav")
 LARGEST = 1 << 20
+LIMITS = Limits(reference_bytes=LARGEST)
 URL = f"http://{PUBLIC}/anna.wav"
 
 
-def fetcher(internet: Internet, max_bytes: int = LARGEST, **media: Any) -> Fetcher:
-    return Fetcher(MediaConfig(**media), max_bytes, resolve=internet.resolve, transport=internet.transport)
+def fetcher(internet: Internet, limits: Limits = LIMITS, **media: Any) -> Fetcher:
+    return Fetcher(MediaConfig(**media), limits, resolve=internet.resolve, transport=internet.transport)
 
 
 async def fetched(fetcher: Fetcher, address: Address | str) -> bytes:
@@ -106,7 +107,7 @@ async def test_what_is_not_public_is_not_connected_to(address: str) -> None:
 async def test_the_same_without_a_test_between_it_and_the_network() -> None:
     async with listening(sending(CLIP)) as host:
         for name in ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"):
-            error = await refusal(Fetcher(MediaConfig(), LARGEST), f"http://{name}:{host.port}/x.wav")
+            error = await refusal(Fetcher(MediaConfig(), LIMITS), f"http://{name}:{host.port}/x.wav")
             assert error.code == "media_domain_forbidden"
         assert host.connections == 0
 
@@ -354,7 +355,6 @@ async def test_cookies_are_not_carried_on() -> None:
 
 async def test_few_are_fetched_at_once_and_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "AT_ONCE", 2)
-    monkeypatch.setattr(fetch, "MAX_WAITING", 1)
     going, most, release = 0, 0, asyncio.Event()
 
     async def answer(head: str, writer: asyncio.StreamWriter) -> None:
@@ -366,7 +366,7 @@ async def test_few_are_fetched_at_once_and_few_wait(monkeypatch: pytest.MonkeyPa
         going -= 1
 
     async with listening(answer) as host:
-        mine = fetcher(Internet(hosts={(PUBLIC, 80): host}))
+        mine = fetcher(Internet(hosts={(PUBLIC, 80): host}), Limits(reference_queue=1))
         tasks = [asyncio.ensure_future(fetched(mine, URL)) for _ in range(4)]
         refused = next(iter((await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]))
         assert isinstance(refused.exception(), Overloaded)
@@ -409,7 +409,7 @@ async def test_a_certificate_must_be_for_the_name(name: str, good: bool, secure:
     """Although it is an address that is connected to; without anything between the fetcher and the network."""
     host, trusting = secure
     internet = Internet({name: [["127.0.0.1"]]})
-    mine = Fetcher(MediaConfig(domains=(name,)), LARGEST, resolve=internet.resolve, tls=trusting)
+    mine = Fetcher(MediaConfig(domains=(name,)), LIMITS, resolve=internet.resolve, tls=trusting)
     if good:
         assert await fetched(mine, f"https://{name}:{host.port}/x.wav") == CLIP
     else:
@@ -419,7 +419,7 @@ async def test_a_certificate_must_be_for_the_name(name: str, good: bool, secure:
 
 async def test_a_certificate_must_be_trusted(secure: tuple[Host, ssl.SSLContext]) -> None:
     internet = Internet({"clips.example": [["127.0.0.1"]]})
-    mine = Fetcher(MediaConfig(domains=("clips.example",)), LARGEST, resolve=internet.resolve)
+    mine = Fetcher(MediaConfig(domains=("clips.example",)), LIMITS, resolve=internet.resolve)
     assert (await refusal(mine, f"https://clips.example:{secure[0].port}/x.wav")).code == "reference_fetch_failed"
 
 
@@ -478,7 +478,7 @@ async def test_nothing_else_and_no_word_of_what_exists(folder: Path, tmp_path: P
 
 
 async def test_a_file_has_the_bound_of_all_clips(folder: Path) -> None:
-    error = await refusal(fetcher(Internet(), max_bytes=1024, folder=folder), Address("anna.wav", local=True))
+    error = await refusal(fetcher(Internet(), Limits(reference_bytes=1024), folder=folder), Address("anna.wav", local=True))
     assert error.code == "reference_too_large"
     assert "1024" in str(error)
 

@@ -258,7 +258,7 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("ref_min_seconds", "limits.reference_min_s", "Seconds of a clip at least."),
         Setting("ref_max_seconds", "limits.reference_max_s", "Seconds of a clip at most."),
         Setting("ref_total_seconds", "limits.references_total_s", "Seconds of a request's clips together."),
-        Setting("reference_queue", "limits.reference_queue", "Clips that may wait to be decoded.", quiet=True),
+        Setting("reference_queue", "limits.reference_queue", "Clips that may wait to be fetched or decoded.", quiet=True),
         Setting("reference_cache_bytes", "limits.reference_cache_bytes", "Bytes of encoded clips in memory; 0 keeps none."),
         Setting("reference_disk_bytes", "limits.reference_disk_bytes", "Bytes of encoded clips on disk; 0 keeps none."),
         Setting("socket_first", "limits.socket_first_s", "Seconds until the first message of a socket.", quiet=True),

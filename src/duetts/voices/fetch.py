@@ -23,12 +23,12 @@ from pathlib import Path
 
 import httpx
 
-from duetts.config import MediaConfig
+from duetts.config import Limits, MediaConfig
 from duetts.errors import ConfigError, ForbiddenReference, InvalidRequest, UnreachableReference
 from duetts.types import Address
 from duetts.voices.sharing import Line, Threads
 
-AT_ONCE, MAX_WAITING = 16, 64  # clips that are fetched, and that wait for it
+AT_ONCE = 16  # clips that are fetched
 NOBODY = "none"  # in the place of domains
 MAX_REDIRECTS = 3
 MAX_URL_CHARS = 2048
@@ -88,12 +88,13 @@ def is_own(address: str) -> bool:
 
 
 class Fetcher:
-    """Fetches clips of at most `max_bytes`. Used from one event loop. `resolve`, `transport` and `tls` are for tests."""
+    """Fetches clips within the limits on their size and number. Used from one event loop. `resolve`, `transport` and `tls` are
+    for tests."""
 
     def __init__(
         self,
         media: MediaConfig,
-        max_bytes: int,
+        limits: Limits,
         *,
         resolve: Resolve = look_up,
         transport: Callable[[ssl.SSLContext], httpx.AsyncBaseTransport] | None = None,
@@ -101,11 +102,11 @@ class Fetcher:
     ) -> None:
         if media.folder is not None and not media.folder.is_dir():
             raise ConfigError("allowed_local_media_path is not a folder")
-        self._media, self._max_bytes = media, max_bytes
+        self._media, self._max_bytes = media, limits.reference_bytes
         self._resolve, self._transport, self._tls = resolve, transport or _direct, tls
         self._listed = {domain.lower() for domain in media.domains}
-        self._line = Line(AT_ONCE, MAX_WAITING, "clips wait to be fetched")
-        self._threads = Threads("duetts-fetch", AT_ONCE, MAX_WAITING)
+        self._line = Line(AT_ONCE, limits.reference_queue, "clips wait to be fetched")
+        self._threads = Threads("duetts-fetch", AT_ONCE, limits.reference_queue)
 
     @asynccontextmanager
     async def fetched(self, address: Address, field: str) -> AsyncIterator[bytes]:

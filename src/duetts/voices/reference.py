@@ -62,7 +62,7 @@ class ReferenceCodes:
         self._rate = rate
         self._limits = limits
         self._threads = Threads("duetts-reference", READING_THREADS, limits.reference_queue)
-        self._fetcher = fetcher or Fetcher(MediaConfig(), limits.reference_bytes)
+        self._fetcher = fetcher or Fetcher(MediaConfig(), limits)
         self._folder: CodeFolder | None = None
         if codec_id and limits.reference_disk_bytes:
             self._folder = CodeFolder(cache_folder() / "references", codec_id, limits.reference_disk_bytes)
