@@ -15,9 +15,9 @@ async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> No
         await asyncio.sleep(0.002)
 
 
-def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S, every_s: float = 0.002) -> None:
     """The same without an event loop."""
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"it did not come to pass within {limit_s} s"
-        time.sleep(0.002)
+        time.sleep(every_s)

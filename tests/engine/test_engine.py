@@ -41,10 +41,10 @@ def prompts(tiny_folder: Path) -> list[Int32]:
 
 
 @asynccontextmanager
-async def speaker(folder: Path, **options: Any) -> AsyncIterator[InProcessSpeaker]:
+async def speaker(folder: Path, length: int = 1024, **options: Any) -> AsyncIterator[InProcessSpeaker]:
     config = EngineConfig(device="cpu", **{"max_num_seqs": 6, "max_queue": 64, "cpu_threads": 1, **options})
     model = load_model(folder, device=CPU, dtype=torch.float32, codec_dtype=torch.float32)
-    own = InProcessSpeaker(build_engine(model, config, 1024), describe(model, 1024, CPU, torch.float32, False))
+    own = InProcessSpeaker(build_engine(model, config, length), describe(model, length, CPU, torch.float32, False))
     try:
         yield own
     finally:

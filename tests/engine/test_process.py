@@ -26,7 +26,7 @@ from .test_remote_link import collect
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENGINE = EngineConfig(device="cpu", cpu_threads=1, max_num_seqs=4, max_queue=4, max_model_len=1024)
-LONG = 80  # frames
+LONG = 50  # frames
 CONFIG = ProcessConfig(engines=2, silence_s=3.0, stuck_s=20.0)
 RNG = np.random.default_rng(5)
 PROMPTS: list[Int32] = [

@@ -21,7 +21,7 @@ from .test_remote import gone
 
 LONG = {"input": "A long one.", "response_format": "pcm", "stream_format": "audio", "seed": 1, "temperature": 0.9}
 
-FRAMES = 300  # long enough to be killed in the middle
+FRAMES = 120  # long enough to be killed in the middle
 
 
 class Served:
@@ -45,7 +45,7 @@ class Served:
         return self.http.get(path).status_code
 
     def wait(self, path: str, status: int) -> None:
-        wait_until(lambda: self.status(path) == status)
+        wait_until(lambda: self.status(path) == status, every_s=0.05)
 
     def engines(self) -> list[int]:
         """The ids of the engine processes."""
