@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from duetts.config import Limits, ServerConfig
-from duetts.server import bodies
+from duetts.server import body
 from duetts.server.app import create_app
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import Knobs, SineService
@@ -51,7 +51,7 @@ def until(http: httpx.Client, status: int) -> httpx.Response:
 
 def test_bodies_that_are_held_up_take_bounded_memory(small: tuple[httpx.Client, SineService]) -> None:
     http, _ = small
-    held = [upload(http, SIZE - 1) for _ in range(bodies.LARGEST_AT_ONCE)]
+    held = [upload(http, SIZE - 1) for _ in range(body.LARGEST_AT_ONCE)]
     answer = until(http, 429)
     error_of(answer, 429, "queue_full", None)
     assert int(answer.headers["Retry-After"]) >= 1
@@ -60,7 +60,7 @@ def test_bodies_that_are_held_up_take_bounded_memory(small: tuple[httpx.Client, 
         connection.close()
     until(http, 200)
     for _ in range(3):  # all of it came back
-        held = [upload(http, SIZE - 1) for _ in range(bodies.LARGEST_AT_ONCE - 1)]
+        held = [upload(http, SIZE - 1) for _ in range(body.LARGEST_AT_ONCE - 1)]
         until(http, 200)
         for connection in held:
             connection.close()
@@ -70,7 +70,7 @@ def test_what_is_spoken_holds_its_body_until_its_end(small: tuple[httpx.Client, 
     http, service = small
     service.knobs = long = Knobs(held_at=1)
     with ThreadPoolExecutor(1) as pool:
-        held = [upload(http, SIZE - 1) for _ in range(bodies.LARGEST_AT_ONCE - 1)]
+        held = [upload(http, SIZE - 1) for _ in range(body.LARGEST_AT_ONCE - 1)]
         spoken = pool.submit(speak, http)
         wait_until(lambda: service.requests)
         service.knobs = Knobs(num_chunks=1)
@@ -79,7 +79,7 @@ def test_what_is_spoken_holds_its_body_until_its_end(small: tuple[httpx.Client, 
             connection.close()
         long.held_at = -1
         assert spoken.result().status_code == 200
-    for _ in range(2 * bodies.LARGEST_AT_ONCE):
+    for _ in range(2 * body.LARGEST_AT_ONCE):
         assert speak(http).status_code == 200
 
 
@@ -87,7 +87,7 @@ def test_a_body_that_does_not_arrive_is_given_up(
     small: tuple[httpx.Client, SineService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http, _ = small
-    monkeypatch.setattr(bodies, "ARRIVAL_S", 0.3)
+    monkeypatch.setattr(body, "ARRIVAL_S", 0.3)
     with upload(http, 10) as connection:
         connection.settimeout(LIMIT_S)
         answer = connection.recv(65536)

@@ -23,7 +23,7 @@ from duetts.config import LogConfig, ServerConfig
 from duetts.errors import CallerLeft, DuettsError, NotReady
 from duetts.server.auth import Guard, cors_options
 from duetts.server.batch import batch_router
-from duetts.server.bodies import Bodies
+from duetts.server.body import Bodies
 from duetts.server.description import describe
 from duetts.server.errors import error_kind, error_object, error_response, route_path
 from duetts.server.fish import fish_router

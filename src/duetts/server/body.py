@@ -1,7 +1,9 @@
-"""The body of a request as a plain dictionary: strict JSON, msgpack or a multipart form, within bounds. Knows no field."""
+"""The body of a request as a plain dictionary: strict JSON, msgpack or a multipart form, within bounds; and the bounds on all
+bodies that are under way: how much memory they take together, and how long one may take to arrive. Knows no field."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -13,13 +15,16 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from duetts.errors import InvalidRequest
+from duetts.errors import InvalidRequest, Overloaded
 
 JSON, MSGPACK, FORM = "application/json", "application/msgpack", "multipart/form-data"
 URLENCODED = "application/x-www-form-urlencoded"
 OTHER_NAMES = {"application/x-msgpack": MSGPACK, "application/vnd.msgpack": MSGPACK}
 MAX_PARTS = 64
+LARGEST_AT_ONCE = 32  # bodies of the largest size that are held together, in as many pieces as they come in
+ARRIVAL_S = 120.0  # 16 MiB at 1.1 Mbit/s
 MAX_VALUES = 500_000  # a minute of codes has 13,000; unpacked they take up to 100 bytes each
 MAX_DEPTH = 16
 
@@ -211,3 +216,56 @@ def _is_whole(data: bytes, name: str) -> bool:
                 raise InvalidRequest(f"{name} is nested deeper than {MAX_DEPTH} levels", field=None)
             waiting.append(inside)
     return at == end
+
+
+# -- all bodies that are under way --------------------------------------------------------------------------------------
+
+
+class Bodies:
+    """Lets bodies in as long as there is room for their bytes, which are held until the request has ended."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._room = LARGEST_AT_ONCE * max_body_bytes
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive)
+        try:
+            await self._app(scope, lambda: self._take(body), send)
+        finally:
+            self._held -= body.held
+
+    async def _take(self, body: _Body) -> Message:
+        """The next message. Raises `Overloaded` when there is no room for it, `HTTPException` when it comes too late."""
+        message = await body.next()
+        size = len(message.get("body", b""))
+        body.held += size
+        self._held += size
+        if self._held > self._room:
+            raise Overloaded("the bodies of all open requests take too much memory", retry_after_s=2.0)
+        return message
+
+
+class _Body:
+    """One body while it arrives: the bytes that were handed on, and until when it must be there."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.held = 0
+        self._receive = receive
+        self._arrived = False
+        self._until = asyncio.get_running_loop().time() + ARRIVAL_S
+
+    async def next(self) -> Message:
+        if self._arrived:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body has not arrived within {ARRIVAL_S:g} s") from None
+        self._arrived = not message.get("more_body", False)
+        return message
