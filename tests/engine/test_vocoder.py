@@ -1,15 +1,22 @@
 """The codec behind the engine: streams in slots, of which one may be lost without the others."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
 
 from duetts.checkpoint import randomise_codec
+from duetts.engine.codec_worker import CodecWorker
+from duetts.engine.pace import Pace
+from duetts.engine.playout import ChunkPolicy, Playout
+from duetts.engine.sequence import Sequence
+from duetts.engine.stream import Channel
 from duetts.engine.vocoder import GPU_DTYPE, CodecVocoder, GraphedVocoder, count_graphed_bytes, to_pcm
 from duetts.model_config import CodecConfig
 from duetts.models.codec import Codec
 from duetts.models.stream_decoder import StreamDecoder
-from duetts.types import Int32
+from duetts.types import Chunk, Int32, Sampling, Utterance
 
 from ..dimensions import CODEC
 
@@ -102,3 +109,39 @@ def test_memory_can_be_told_before_anything_is_loaded(codec: Codec) -> None:
 def test_full_scale_is_clipped() -> None:
     wave = torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0])
     assert np.frombuffer(to_pcm(wave), "<i2").tolist() == [-32768, -32768, 0, 16384, 32767, 32767]
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.pcm = bytearray()
+
+    def put(self, item: Chunk) -> None:
+        self.pcm += item.pcm
+
+    def wake(self) -> None:
+        pass
+
+
+def test_a_worker_with_recorded_calls_speaks_what_the_codec_decodes(codec: Codec) -> None:
+    """Five sequences of other lengths for four slots, listeners and complete answers, frames that come in bursts."""
+    clock = iter(range(10**6))
+    worker = CodecWorker(graphed(codec, 4), ChunkPolicy(1, 7), Pace(), lambda sequence: None, lambda: next(clock) / 100)
+    ears, sequences, codes = [], [], [random_codes(1, frames, seed=frames)[0] for frames in (3, 9, 14, 6, 11)]
+    for number, own in enumerate(codes):
+        ears.append(Ear())
+        utterance = Utterance(str(number), np.zeros((5, 4), np.int32), Sampling(), 0, 20, streaming=number % 2 == 0)
+        sequences.append(Sequence(utterance, cast(Channel, ears[-1]), Playout(0.05)))
+        assert own.shape[0] == 4
+    rng, sent = np.random.default_rng(5), [0] * len(codes)
+    while not worker.idle or any(sequence.finished is None for sequence in sequences):
+        for index, sequence in enumerate(sequences):
+            until = min(codes[index].shape[1], sent[index] + int(rng.integers(0, 4)))
+            worker.push((sequence, codes[index][:, frame]) for frame in range(sent[index], until))
+            sent[index] = until
+            if until == codes[index].shape[1] and sequence.finished is None:
+                sequence.finished = "stop"
+                worker.end(sequence)
+        worker.step()
+    for ear, own in zip(ears, codes, strict=True):
+        expected = np.frombuffer(to_pcm(codec.decode(torch.from_numpy(own).long()[None])[0]), "<i2").astype(int)
+        assert np.abs(np.frombuffer(bytes(ear.pcm), "<i2") - expected).max() <= 3
