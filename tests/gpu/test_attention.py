@@ -55,9 +55,9 @@ class Rows:
             memory[own, :, places % PAGE] = float("nan")
         self.new = new(count, dtype=dtype)
 
-    def attend(self, how: Callable[..., torch.Tensor], *more: Any) -> tuple[torch.Tensor, ...]:
+    def attend(self, how: Callable[..., torch.Tensor], **more: Any) -> tuple[torch.Tensor, ...]:
         keys, values = self.keys.clone(), self.values.clone()
-        out = how(*self.new, keys, values, self.tables, self.slots, self.positions, *more)
+        out = how(*self.new, keys, values, self.tables, self.slots, self.positions, **more)
         return out, keys.nan_to_num(7), values.nan_to_num(7)
 
 
@@ -71,14 +71,32 @@ def test_decode(dtype: torch.dtype) -> None:
     keys, values = rows.keys.double(), rows.values.double()
     wide = (tensor.double() for tensor in rows.new)
     expected = reference.decode_attention(*wide, keys, values, rows.tables, rows.slots, rows.positions)
-    found, *memory = rows.attend(attention.decode_attention, 1)
+    found, *memory = rows.attend(attention.decode_attention, programs=1)
     assert_near(found, expected, dtype)
     _, *twins = rows.attend(reference.decode_attention)
     assert all(torch.equal(one, other) for one, other in zip(memory, twins, strict=True))
     for programs in (2, 5, 64):
-        shared, *memory = rows.attend(attention.decode_attention, programs)
+        shared, *memory = rows.attend(attention.decode_attention, programs=programs)
         assert torch.equal(shared, found), programs
         assert all(torch.equal(one, other) for one, other in zip(memory, twins, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_attention_turns_queries_and_keys_on_its_way(dtype: torch.dtype) -> None:
+    rows = Rows(LENGTHS, 72, dtype)
+    for gains in ((draw(DIM, dtype=dtype), draw(DIM, dtype=dtype)), (None, None)):
+        turn = kernels.Turn(*gains, EPS, draw(len(LENGTHS), 1, DIM // 2, 2, dtype=torch.float32) / 2)
+        expected = rows.attend(reference.decode_attention, turn=turn)
+        found = [rows.attend(attention.decode_attention, turn=turn, programs=programs) for programs in (1, 7)]
+        assert torch.equal(found[0][0], found[1][0])
+        for one, other in zip(found[0], expected, strict=True):
+            assert_near(one, other, dtype)
+        keys, values = draw(5, KV_HEADS, 11, DIM, dtype=dtype), draw(5, KV_HEADS, 11, DIM, dtype=dtype)
+        for start, n in ((0, 2), (4, 1)):
+            q, turn = new(5, n, dtype=dtype), turn._replace(rope=draw(1, n, DIM // 2, 2, dtype=torch.float32) / 2)
+            twin = reference.frame_attention(*q, keys.clone(), values.clone(), start, turn)
+            assert_near(kernels.frame_attention(*q, keys, values, start, turn), twin, dtype)
 
 
 @torch.inference_mode()
@@ -127,7 +145,7 @@ def test_a_cache_of_more_than_2_to_the_31_elements() -> None:
     one = q[:1], k[:1], v[:1]
     expected = reference.decode_attention(*one, small_keys, small_values, small[None], slot, position)
     for programs in (1, 4):
-        out = attention.decode_attention(*one, keys, values, table[None], slot, position, programs)
+        out = attention.decode_attention(*one, keys, values, table[None], slot, position, programs=programs)
         assert_near(out, expected, torch.bfloat16)
     assert torch.equal(keys[table[0] :], small_keys)
     assert torch.equal(values[table[0] :], small_values)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from duetts.kernels import attention, projection, reference
+from duetts.kernels import attention, projection, reference, rotation
 
 NAN = float("nan")
 EPS = 1e-6
@@ -49,10 +49,10 @@ class Rows:
         together = draw(count + 1, heads + 2 * kv_heads, dim, dtype=dtype)
         self.new = together[:, :heads], together[:, heads:-kv_heads], together[:, -kv_heads:]
 
-    def attend(self, how: Any, *more: Any) -> tuple[torch.Tensor, ...]:
+    def attend(self, how: Any, **more: Any) -> tuple[torch.Tensor, ...]:
         """Output of all rows but the padding one, and the memory afterwards with numbers for what is not finite."""
         keys, values = self.keys.clone(), self.values.clone()
-        out = how(*self.new, keys, values, self.tables, self.slots, self.positions, *more)
+        out = how(*self.new, keys, values, self.tables, self.slots, self.positions, **more)
         return out[1:], keys[:-1].nan_to_num(7, 7), values[:-1].nan_to_num(7, 7)
 
 
@@ -68,20 +68,21 @@ def test_decode_is_the_twin_whatever_lies_beyond_a_row(case: tuple[Any, ...]) ->
     rows = Rows(*case)
     expected = rows.attend(reference.decode_attention)
     assert expected[0].isfinite().all()
-    found = rows.attend(attention.decode_attention, 1)
+    found = rows.attend(attention.decode_attention, programs=1)
     assert_near(found[0], expected[0], 1e-3 if case[-1] == torch.float16 else 2e-6)
     assert torch.equal(found[1], expected[1])
     assert torch.equal(found[2], expected[2])
-    shared = rows.attend(attention.decode_attention, 2)
+    shared = rows.attend(attention.decode_attention, programs=2)
     assert torch.equal(shared[0], found[0]), "the number of programs decides nothing"
     assert torch.equal(shared[1], expected[1])
 
 
 def test_decode_of_a_row_is_the_same_in_other_company() -> None:
     rows = Rows(*CASES[0])
-    (all_of_them, *_), one = rows.attend(attention.decode_attention, 1), slice(1, 2)
+    (all_of_them, *_), one = rows.attend(attention.decode_attention, programs=1), slice(1, 2)
     alone = attention.decode_attention(
-        *(tensor[one] for tensor in rows.new), rows.keys, rows.values, rows.tables, rows.slots[one], rows.positions[one], 3
+        *(tensor[one] for tensor in rows.new), rows.keys, rows.values, rows.tables, rows.slots[one], rows.positions[one],
+        programs=3,
     )  # fmt: skip
     assert torch.equal(alone, all_of_them[:1])
 
@@ -131,7 +132,7 @@ def test_prefill_block_by_block_and_decode_are_one_attention() -> None:
         for a, b in ((0, 8), (8, 18))
     ]
     last = attention.decode_attention(
-        q[18:], k[18:], v[18:], keys, values, table[None], torch.tensor([0]), torch.tensor([18]), 1
+        q[18:], k[18:], v[18:], keys, values, table[None], torch.tensor([0]), torch.tensor([18]), programs=1
     )  # fmt: skip
     assert_near(torch.cat((*parts, last)), whole)
 
@@ -162,7 +163,7 @@ def test_norm_rotate_is_the_twin(batch: int, n: int, rope_rows: int, normed: boo
     gains = (draw(dim), draw(dim, seed=1)) if normed else (None, None)
     rope = draw(rope_rows, n + 4, dim // 2, 2)[:, 2 : 2 + n]
     expected = reference.norm_rotate(qkv, heads, kv_heads, *gains, EPS, rope)
-    for found, one in zip(attention.norm_rotate(qkv, heads, kv_heads, *gains, EPS, rope), expected, strict=True):
+    for found, one in zip(rotation.norm_rotate(qkv, heads, kv_heads, *gains, EPS, rope), expected, strict=True):
         assert_near(found, one)
 
 
@@ -175,3 +176,37 @@ def test_rotation_keeps_lengths_and_turns_by_the_table() -> None:
     assert_near(q.flatten(), torch.tensor([1, 0, cos, sin]))
     assert_near(k.flatten(), torch.tensor([0, 1, -sin, cos]))
     assert v.flatten().tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_attention_turns_queries_and_keys_on_its_way(normed: bool) -> None:
+    rows = Rows([0, 37, 95], 6, 2, 16, 16, 6, torch.float32)
+    gains = (draw(16), draw(16, seed=1)) if normed else (None, None)
+    for rope in (draw(4, 1, 8, 2), draw(1, 1, 8, 2)):
+        turn = reference.Turn(*gains, EPS, rope)
+        expected = rows.attend(reference.decode_attention, turn=turn)
+        for programs in (1, 2):
+            found = rows.attend(attention.decode_attention, turn=turn, programs=programs)
+            for one, other in zip(found, expected, strict=True):
+                assert_near(one, other)
+
+
+def test_the_twin_of_turning_attention_is_the_twin_of_one_after_the_other() -> None:
+    rows, turn = Rows([37], 4, 2, 16, 16, 3, torch.float32), reference.Turn(draw(16), draw(16, seed=1), EPS, draw(2, 1, 8, 2))
+    expected = rows.attend(reference.decode_attention, turn=turn)
+    q, k, v = (tensor[:, None] for tensor in rows.new)
+    q, k, v = reference.norm_rotate(torch.cat((q, k, v), dim=2).flatten(2), 4, 2, *turn)
+    rows.new = q[:, 0], k[:, 0], v[:, 0]
+    assert all(torch.equal(*both) for both in zip(rows.attend(reference.decode_attention), expected, strict=True))
+
+
+@pytest.mark.parametrize(("n", "start", "normed"), [(2, 0, False), (1, 3, True)])
+def test_a_frame_turns_queries_and_keys_on_its_way(n: int, start: int, normed: bool) -> None:
+    memory = [(draw(3, 2, 11, 16), draw(3, 2, 11, 16, seed=1)) for _ in range(2)]
+    together, gains = draw(3, n, 10, 16), (draw(16), draw(16, seed=1)) if normed else (None, None)
+    new = together[:, :, :6], together[:, :, 6:8], together[:, :, 8:]
+    turn = reference.Turn(*gains, EPS, draw(1, 12, 8, 2)[:, start : start + n])
+    expected = reference.frame_attention(*new, *memory[0], start, turn)
+    assert_near(attention.frame_attention(*new, *memory[1], start, turn), expected)
+    for one, other in zip(*memory, strict=True):
+        assert_near(one, other)

@@ -124,5 +124,5 @@ def self_test(device: torch.device | str, dtype: torch.dtype | None = None) -> f
     slots, positions = torch.arange(rows, device=device).flip(0), torch.tensor(lengths, device=device)
     wide = (keys.float(), values.float())
     wanted = reference.decode_attention(q.float(), k.float(), v.float(), *wide, tables, slots, positions)
-    outputs = [attention.decode_attention(q, k, v, keys, values, tables, slots, positions, each) for each in (1, 7)]
+    outputs = [attention.decode_attention(q, k, v, keys, values, tables, slots, positions, programs=each) for each in (1, 7)]
     return max(float((output.float() - wanted).abs().max()) for output in outputs)

@@ -24,9 +24,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from duetts.kernels import projection
+from duetts.kernels.reference import Turn
+from duetts.kernels.rotation import follow, turned
 
 _TILE = 64  # positions of a tile; half in float32
 _WARPS = 4  # twice in float32, whose products take registers
@@ -35,16 +36,7 @@ _PREFILL_STAGES = 3
 _PREFILL_ROWS = 64  # queries of a program, of all heads of a group; 16 in float32
 _WHOLE_PAIRS = 2  # pairs per multiprocessor from which on one program a pair keeps memory busy
 _SHARED_PROGRAMS = 4  # programs per multiprocessor when pairs are shared
-_HEADS = 8  # heads of a position that one program turns
 _LOG2_E = 1.4426950408889634
-
-
-@triton.jit
-def follow(DEPENDENT: tl.constexpr):
-    """Lets the next kernel begin, then waits for the one before to end: the way to a multiprocessor costs less time so."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit
@@ -87,22 +79,32 @@ def _place(tables, slots, positions, row, width, table_stride, PAGE: tl.constexp
 
 
 @triton.jit
-def _queries(q, row, head, q_stride, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr):
-    """The queries of a pair, [G, D], of which GROUP are real."""
-    member = tl.arange(0, G)
-    places = row * q_stride + (head * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
-    return tl.load(q + places, mask=(member < GROUP)[:, None], other=0.0)
+def _queries(
+    q, row, head, q_stride, gain, rope, rope_stride, eps,
+    GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """The queries of a pair, [G, D], of which GROUP are real; normed and turned if they are not yet."""
+    member, dims = tl.arange(0, G), tl.arange(0, D)[None, :]
+    places = row * q_stride + (head * GROUP + member)[:, None] * D + dims
+    x = tl.load(q + places, mask=(member < GROUP)[:, None], other=0.0)
+    if ROTATED:
+        x = turned(x, tl.load(rope + row * rope_stride + dims), tl.load(gain + dims), eps, G, 1, D, NORMED)
+    return x
 
 
 @triton.jit
 def _finish(
-    q, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
+    q, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride, gain, rope, rope_stride, eps,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """Folds in the new position, writes the output and stores the new key and value in their page."""
     dims = tl.arange(0, D)
     new_k = tl.load(k + row * k_stride + head * D + dims)
     new_v = tl.load(v + row * v_stride + head * D + dims)
+    if ROTATED:
+        turns, gains = tl.load(rope + row * rope_stride + dims[None, :]), tl.load(gain + dims[None, :])
+        new_k = tl.reshape(turned(new_k[None, :], turns, gains, eps, 1, 1, D, NORMED), (D,))
     # A product of matrices, one column of which counts: its order of sums does not depend on how a kernel is laid out.
     first = tl.arange(0, 16)[None, :] == 0
     column = tl.where(first, new_k[:, None], tl.zeros((D, 16), new_k.dtype))
@@ -120,14 +122,16 @@ def _finish(
 
 @triton.jit
 def _decode_whole(
-    q, k, v, keys, values, tables, slots, positions, out, q_stride, k_stride, v_stride, table_stride, width,
+    q, k, v, keys, values, tables, slots, positions, out, q_gain, k_gain, rope,
+    q_stride, k_stride, v_stride, table_stride, width, rope_stride, eps,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     follow(DEPENDENT)
     row, head = (tl.program_id(0) // KV).to(tl.int64), tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
-    queries = _queries(q, row, head, q_stride, GROUP, G, D)
+    queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
     top = tl.full((G,), float("-inf"), tl.float32)
     total = tl.zeros((G,), tl.float32)
     mixed = tl.zeros((G, D), tl.float32)
@@ -136,22 +140,24 @@ def _decode_whole(
         top, total, mixed = _fold(top, total, mixed, t, s, m)
     _finish(
         queries, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
-        SCALE, KV, GROUP, G, PAGE, D,
+        k_gain, rope, rope_stride, eps, SCALE, KV, GROUP, G, PAGE, D, ROTATED, NORMED,
     )  # fmt: skip
 
 
 @triton.jit
 def _decode_shared(
-    q, keys, values, tables, slots, positions, sums, mixes, q_stride, table_stride, width, tiles,
+    q, keys, values, tables, slots, positions, sums, mixes, q_gain, rope,
+    q_stride, table_stride, width, rope_stride, eps, tiles,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """Every n-th tile of a pair into the workspace: sums [pairs, tiles, 2, G], mixes [pairs, tiles, GROUP, D]."""
     follow(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // KV, tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
-    queries = _queries(q, row, head, q_stride, GROUP, G, D)
+    queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
     member = tl.arange(0, G)
     for tile in range(tl.program_id(1), tl.cdiv(position, T), tl.num_programs(1)):
         top, total, mixed = _tile(queries, keys, values, table, head, tile, position, SCALE, KV, PAGE, D, T)
@@ -164,10 +170,11 @@ def _decode_shared(
 
 @triton.jit
 def _decode_fold(
-    q, k, v, keys, values, tables, slots, positions, sums, mixes, out,
-    q_stride, k_stride, v_stride, table_stride, width, tiles,
+    q, k, v, keys, values, tables, slots, positions, sums, mixes, out, q_gain, k_gain, rope,
+    q_stride, k_stride, v_stride, table_stride, width, rope_stride, eps, tiles,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     follow(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
@@ -184,10 +191,10 @@ def _decode_fold(
         places = (place * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
         m = tl.load(mixes + places, mask=(member < GROUP)[:, None], other=0.0)
         top, total, mixed = _fold(top, total, mixed, t, s, m)
-    queries = _queries(q, row, head, q_stride, GROUP, G, D)
+    queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
     _finish(
         queries, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
-        SCALE, KV, GROUP, G, PAGE, D,
+        k_gain, rope, rope_stride, eps, SCALE, KV, GROUP, G, PAGE, D, ROTATED, NORMED,
     )  # fmt: skip
 
 
@@ -206,32 +213,47 @@ def programs_per_pair(q: Tensor, kv_heads: int) -> int:
     return 1 if pairs >= _WHOLE_PAIRS * processors else -(-_SHARED_PROGRAMS * processors // pairs)
 
 
+def _turning(turn: Turn | None, q: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], int, int, float, dict[str, bool]]:
+    """Gains and table, the table's strides over rows and steps, epsilon, and what is to be done; q stands for nothing."""
+    if turn is None:
+        return (q, q, q), 0, 0, 0.0, {"ROTATED": False, "NORMED": False}
+    rope, normed = turn.rope, turn.q_gain is not None
+    gains = (rope, rope) if turn.q_gain is None or turn.k_gain is None else (turn.q_gain, turn.k_gain)
+    rows = rope.stride(0) if len(rope) > 1 else 0
+    return (*gains, rope), rows, rope.stride(1), turn.eps, {"ROTATED": True, "NORMED": normed}
+
+
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor,
-    programs: int = 0, tile: int = 0, stages: int = _STAGES,
+    turn: Turn | None = None, *, programs: int = 0, tile: int = 0, stages: int = _STAGES,
 ) -> Tensor:  # fmt: skip
     """As `reference.decode_attention`. `programs` per pair are chosen by the number of pairs unless given. Numbers depend on
     `tile`, so that it must not be chosen by the number of rows."""
     sizes, group = _sizes(q, keys)
     sizes["T"] = tile or sizes["T"]
     sizes["G"] = max(16, triton.next_power_of_2(group))
+    (q_gain, k_gain, rope), rope_stride, _, eps, todo = _turning(turn, q)
     pairs, width = len(q) * keys.shape[1], tables.shape[1]
     programs = programs or programs_per_pair(q, keys.shape[1])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    strides = (q.stride(0), k.stride(0), v.stride(0), tables.stride(0), width)
+    where = (tables, slots, positions)
+    strides = (q.stride(0), k.stride(0), v.stride(0), tables.stride(0), width, rope_stride, eps)
+    sizes |= todo
     if programs == 1:
         _decode_whole[(pairs,)](
-            q, k, v, keys, values, tables, slots, positions, out, *strides, **sizes, num_stages=stages
+            q, k, v, keys, values, *where, out, q_gain, k_gain, rope, *strides, **sizes, num_stages=stages
         )  # fmt: skip
         return out
     tiles = triton.cdiv(width * keys.shape[2], sizes["T"])
     sums = torch.empty(pairs, tiles, 2, sizes["G"], dtype=torch.float32, device=q.device)
     mixes = torch.empty(pairs, tiles, group, q.shape[2], dtype=torch.float32, device=q.device)
     _decode_shared[(pairs, min(programs, tiles))](
-        q, keys, values, tables, slots, positions, sums, mixes, q.stride(0), tables.stride(0), width, tiles,
+        q, keys, values, *where, sums, mixes, q_gain, rope, q.stride(0), tables.stride(0), width, rope_stride, eps, tiles,
         **sizes, num_stages=stages,
     )  # fmt: skip
-    _decode_fold[(pairs,)](q, k, v, keys, values, tables, slots, positions, sums, mixes, out, *strides, tiles, **sizes)
+    _decode_fold[(pairs,)](
+        q, k, v, keys, values, *where, sums, mixes, out, q_gain, k_gain, rope, *strides, tiles, **sizes
+    )  # fmt: skip
     return out
 
 
@@ -294,9 +316,10 @@ def prefill_attention(
 
 @triton.jit(do_not_specialize=["start", "n"])
 def _frame(
-    q, k, v, keys, values, out, start, n, q_stride, q_step, k_stride, k_step, v_stride, v_step, room,
+    q, k, v, keys, values, out, q_gain, k_gain, rope, start, n,
+    q_stride, q_step, k_stride, k_step, v_stride, v_step, room, rope_stride, rope_step, eps,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """A row's few positions of one key-value head: a single tile, of which those from `start` on are new."""
     follow(DEPENDENT)
@@ -313,6 +336,12 @@ def _frame(
     fresh = (position - start)[:, None]
     new_k = tl.load(k + row * k_stride + fresh * k_step + head * D + dims, mask=new, other=0.0)
     new_v = tl.load(v + row * v_stride + fresh * v_step + head * D + dims, mask=new, other=0.0)
+    if ROTATED:
+        rope += row * rope_stride
+        turns = tl.load(rope + step[:, None] * rope_step + dims, mask=real, other=0.0)
+        queries = turned(queries, turns, tl.load(q_gain + dims), eps, G, G, D, NORMED)
+        turns = tl.load(rope + fresh * rope_step + dims, mask=new, other=0.0)
+        new_k = turned(new_k, turns, tl.load(k_gain + dims), eps, T, T, D, NORMED)
     all_k = tl.where(new, new_k, tl.load(keys + places, mask=old, other=0.0))
     all_v = tl.where(new, new_v, tl.load(values + places, mask=old, other=0.0))
     _, total, mixed = _part(queries, all_k, all_v, position[None, :] <= (start + step)[:, None], SCALE)
@@ -322,58 +351,19 @@ def _frame(
     tl.store(values + places, new_v, mask=new)
 
 
-def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+def frame_attention(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int, turn: Turn | None = None
+) -> Tensor:  # fmt: skip
     """As `reference.frame_attention`: 8 KB of keys and values for a row and head in S2 Pro, read once."""
     batch, n, heads, dim = q.shape
     kv_heads, room = keys.shape[1:3]
     group = heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    given, rows, steps, eps, todo = _turning(turn, q)
     _frame[(batch * kv_heads,)](
-        q, k, v, keys, values, out, start, n, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], room,
+        q, k, v, keys, values, out, *given, start, n, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], room, rows, steps, eps,
         SCALE=dim**-0.5 * _LOG2_E, KV=kv_heads, GROUP=group, G=max(16, triton.next_power_of_2(n * group)), D=dim,
-        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **projection._dependent(q),
+        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **todo,
+        **projection._dependent(q),
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _norm_rotate(
-    qkv, out, q_gain, k_gain, rope, n, rope_stride, rope_step, eps,
-    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NORMED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """BLOCK heads of one position: queries and keys, one after another."""
-    follow(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    dims = tl.arange(0, D)
-    real = (head < HEADS + KV)[:, None]
-    places = head[:, None] * D + dims[None, :]
-    x = tl.load(qkv + row * (HEADS + 2 * KV) * D + places, mask=real, other=0.0)
-    if NORMED:
-        wide = x.to(tl.float32)
-        wide = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
-        q_gains, k_gains = tl.load(q_gain + dims).to(tl.float32), tl.load(k_gain + dims).to(tl.float32)
-        x = (wide * tl.where((head < HEADS)[:, None], q_gains[None, :], k_gains[None, :])).to(x.dtype)
-    turns = tl.load(rope + (row // n) * rope_stride + (row % n) * rope_step + dims)
-    cos, sin = tl.split(tl.reshape(turns, (1, D // 2, 2)))
-    even, odd = tl.split(tl.reshape(x.to(tl.float32), (BLOCK, D // 2, 2)))
-    turned = tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK, D))
-    tl.store(out + row * (HEADS + KV) * D + places, turned.to(x.dtype), mask=real)
-
-
-def norm_rotate(
-    qkv: Tensor, heads: int, kv_heads: int, q_gain: Tensor | None, k_gain: Tensor | None, eps: float, rope: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.norm_rotate`; queries and keys of a position lie side by side in one new tensor, values stay in qkv."""
-    batch, n, width = qkv.shape
-    both, dim = heads + kv_heads, width // (heads + 2 * kv_heads)
-    qkv = qkv.contiguous()
-    out = torch.empty(batch, n, both, dim, dtype=qkv.dtype, device=qkv.device)
-    gains = (rope, rope) if q_gain is None or k_gain is None else (q_gain, k_gain)
-    _norm_rotate[(batch * n, triton.cdiv(both, _HEADS))](
-        qkv, out, *gains, rope, n, rope.stride(0) if len(rope) > 1 else 0, rope.stride(1), eps,
-        HEADS=heads, KV=kv_heads, D=dim, BLOCK=_HEADS, NORMED=q_gain is not None, num_warps=_WARPS,
-        **projection._dependent(qkv),
-    )  # fmt: skip
-    return out[:, :, :heads], out[:, :, heads:], qkv[..., both * dim :].view(batch, n, kv_heads, dim)
