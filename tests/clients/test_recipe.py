@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duetts.config import MIB, MediaConfig
+from duetts.config import Limits, MediaConfig
 from duetts.voices.fetch import Fetcher
 from tests.audio.listening import hear
 from tests.inputs import clip
@@ -62,7 +62,7 @@ async def test_the_cloning_request(tiny_served: Served, tmp_path: Path, monkeypa
     async with listening(sending(clip("control_pcm16.wav")), server_side) as host:
         internet = Internet({"example.com": [[PUBLIC]]}, {(PUBLIC, 443): host})
         trusting = ssl.create_default_context(cafile=str(certificate))
-        fetcher = Fetcher(MediaConfig(), MIB, resolve=internet.resolve, transport=internet.transport, tls=trusting)
+        fetcher = Fetcher(MediaConfig(), Limits(), resolve=internet.resolve, transport=internet.transport, tls=trusting)
         monkeypatch.setattr(tiny_served.synthesizer._references, "_fetcher", fetcher)
         await asyncio.to_thread(typed, CLONING, tiny_served, tmp_path)
         fetcher.close()

@@ -164,6 +164,28 @@ def test_a_field_means_the_same_on_every_door(door: Door, name: str) -> None:
         assert used in ("", model), speak.__name__
 
 
+def test_a_missing_feature_is_refused_on_every_door(door: Door) -> None:
+    """By its name, and before anything is spoken."""
+    values: dict[str, Any] = {"string": "x", "number": 3, "integer": 3, "boolean": True, "object": {"a": "b"}}
+    for name in (name for name, field in FIELDS.items() if field.only is not None):
+        fields = {name: values[FIELDS[name].types[0]]}
+        packed = ormsgpack.packb(body(fields))
+        form = {key: value if isinstance(value, str) else json.dumps(value) for key, value in body(fields).items()}
+        answers = [
+            door.http.post("/v1/audio/speech", json=body(fields)),
+            door.http.post("/v1/audio/speech", content=packed, headers={"Content-Type": "application/msgpack"}),
+            door.http.post("/v1/audio/speech", data=form, files={"unused": b""}),
+        ]
+        batch = {"items": [body(fields), {"input": TEXT}]}
+        errors = [answer.json()["error"] for answer in answers]
+        errors.append(door.http.post("/v1/audio/speech/batch", json=batch).json()["results"][0]["error"])
+        with connect(f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream", proxy=None) as talk:
+            talk.send(json.dumps({"type": "session.config", **fields}))
+            errors.append(json.loads(talk.recv(timeout=LIMIT_S)))
+        assert {(error["code"], error["param"]) for error in errors} == {("unsupported_field", name)}, errors
+    assert {request.text for request in door.service.requests} <= {TEXT}
+
+
 # -- the trial requests ------------------------------------------------------------------------------------------------------
 
 TRIALS = [row for row in ROWS if row["body"] and not {"stream", "stream_format"} & row["body"].keys()]

@@ -27,7 +27,7 @@ from tests.server.test_auth import serving
 from tests.waiting import LIMIT_S, wait_until
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-FEW, MANY = 12, 200  # requests to each operation
+FEW, MANY = 12, 100  # requests to each operation
 KEY = "a-key-of-24-characters!!"
 DESCRIBED = create_app(SineService(Limits()), ServerConfig((NATIVE,))).openapi()
 OPERATIONS = [(method.upper(), path) for path, methods in DESCRIBED["paths"].items() for method in methods]
@@ -43,7 +43,7 @@ def packed(_: Any, value: Any) -> bytes:
 def base() -> Iterator[str]:
     """A server with keys, which reaches nobody."""
     internet = Internet()
-    fetcher = Fetcher(MediaConfig(), LIMITS.reference_bytes, resolve=internet.resolve, transport=internet.transport)
+    fetcher = Fetcher(MediaConfig(), LIMITS, resolve=internet.resolve, transport=internet.transport)
     config = ServerConfig((NATIVE,), limits=LIMITS, access=AccessConfig(keys=(KEY,)))
     with serving(create_app(SineService(LIMITS, fetcher=fetcher), config)) as http:
         wait_until(lambda: http.get("/ready").status_code == 200)

@@ -114,7 +114,7 @@ def _of_work(path: str, method: str) -> set[int]:
     """What can come of the work."""
     if path in SPEECH_PATHS:
         return set(SPEAKING)
-    found = {404} if "{" in path else set()
+    found = {404} if "{" in path or path == "/v1/audio/voice_consents" else set()  # what its list begins after
     if path == "/v1/audio/voices/{name}/audio":
         found.add(403)
     return found | set(STORING) if method != "get" and path not in HEALTH_PATHS else found
