@@ -19,8 +19,10 @@ from duetts.models.stream_decoder import StreamDecoder
 pytestmark = pytest.mark.gpu
 
 HALF, CUDA = torch.float16, torch.device("cuda")
-HALF_ERROR = 1e-2  # root mean square of the error over that of the samples: float16 through 40 layers. -40 dB
-SINGLE_ERROR = 1e-4  # the same for float32, which differs in the order of its sums
+# Root mean square of the error over that of the samples. The twins, which round where the kernels do, have 1.5e-3 in float16
+# and 1.5e-6 in float32 with S2 Pro's dimensions and random weights (measured on a CPU, 12 frames).
+HALF_ERROR = 4e-3
+SINGLE_ERROR = 3e-5
 TILE_ERROR = 4e-3  # of one kernel in float16, beside the largest value
 
 

@@ -11,6 +11,9 @@ once; norms, softmax, the sum of a frame's codes and the last convolution with i
 in `dtype` too: wider storage would not widen the range, because Snake(x) >= x is what the next convolution reads, and its
 rounding (2^-12 of a value in each unit) is that of every other signal. Where weights make values beyond 65,504, that stream's
 samples are not finite and its owner says so; bfloat16 then has the range, at an eighth of the precision.
+
+Measured with the twins, which round where the kernels do, at S2 Pro's dimensions with random weights (12 frames, a CPU): the
+error's root mean square is 1.5e-6 of the samples' in float32, 1.5e-3 in float16 and 1.2e-2 in bfloat16.
 """
 
 from __future__ import annotations
