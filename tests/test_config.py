@@ -26,7 +26,8 @@ DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
 
 def line(**given: Any) -> dict[str, Any]:
     """What typer makes of a line: every option, those that were not given empty."""
-    names = ["model_argument", "config", "set_values", *BY_NAME, *("foreign" + flag.replace("-", "_") for flag in FOREIGN)]
+    foreign = ("foreign" + flag.replace("-", "_") for flag in FOREIGN)
+    names = ["model_argument", "config", "profile", "set_values", *BY_NAME, *foreign]
     return {name: given.get(name) for name in names}
 
 
@@ -262,7 +263,8 @@ def test_settings_by_stage_that_cannot_be(text: str, message: str) -> None:
 def test_a_line_for_another_server_runs_with_one_word_changed(tmp_path: Path) -> None:
     (tmp_path / "duetts.toml").write_text("max_queue = 7\n[engine]\nmax_num_seqs = 3\n")
     run = duetts(
-        "config", "fishaudio/s2-pro", "--omni", "--host", "0.0.0.0", "--port", "8091", "--served-model-name", "s2", "s2-pro",
+        "config", "fishaudio/s2-pro", "--profile", "none",
+        "--omni", "--host", "0.0.0.0", "--port", "8091", "--served-model-name", "s2", "s2-pro",
         "--gpu-memory-utilization", "0.9", "--trust-remote-code", "--max-model-len", "4096", "--data-parallel-size", "2",
         "--disable-uvicorn-access-log", "--deploy-config", str(tmp_path / "duetts.toml"), "--json",
         DUETTS_MAX_QUEUE="8", DUETTS_QUEUE="9", DUETTS_DTYPE="",

@@ -97,19 +97,19 @@ class SettingsCommand(TyperCommand):
 
 
 def read_settings(line: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]:
-    """The settings of a line, the environment and the file that one of them names; and what should be told of them.
+    """The settings of a line, the environment, the file that one of them names and a profile; and what should be told of them.
 
     Raises `ConfigError`.
     """
+    from duetts.deploy.profiles import AUTO, choose, read_files
+
     given = Given(line)
     variables = environment()
-    path = given.config or variables.get("config")
-    file = None
-    if path:
-        from duetts.settings.files import load
-
-        file = (Path(path).name, load(Path(path).expanduser()))
-    return resolve(given.flags, variables, file), [*given.notes, *unknown_variables(variables)]
+    base, files = read_files(given.config or variables.get("config"))
+    named = given.profile or variables.get("profile") or base or AUTO
+    profile, told = choose(named, resolve(given.flags, variables, *files))
+    values = resolve(given.flags, variables, profile, *files)
+    return values, [*given.notes, *unknown_variables(variables), *told]
 
 
 @app.command(cls=SettingsCommand)
@@ -154,6 +154,7 @@ def config(
     line: dict[str, Any],
     show: Annotated[bool, typer.Option("--show", help="Print every setting (this is also done without it).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    from_vllm_omni: Annotated[Path | None, typer.Option(help="Make a file of one of vLLM-Omni's deploy files instead.")] = None,
     tables: Annotated[bool, typer.Option("--tables", hidden=True, help="The tables of docs/configuration.md.")] = False,
 ) -> None:
     """Show the settings that `duetts serve` would have with the same flags, and where each one is from. What is printed is a
@@ -164,6 +165,11 @@ def config(
         print(shown.as_markdown(), end="")
         return
     try:
+        if from_vllm_omni is not None:
+            from duetts.deploy.peer import as_file, convert
+
+            print(as_file(from_vllm_omni.name, *convert(from_vllm_omni)), end="")
+            return
         values, notes = read_settings(line)
         build(values)
     except DuettsError as error:

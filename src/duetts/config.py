@@ -61,6 +61,11 @@ def voices_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local" / "share") / "duetts" / "voices"
 
 
+def visible_devices() -> str | None:
+    """Which GPUs processes may use, as `CUDA_VISIBLE_DEVICES` has it; None is all."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def fish_kvcache_attn(values: Mapping[str, str] | None = None) -> str:
     """How decode attention is chosen: auto, on, off or required, by `DUETTS_FISH_KVCACHE_ATTN` or vLLM-Omni's name for it.
     Raises `ConfigError` for any other word."""

@@ -15,8 +15,8 @@ from .source import PACKAGE, ROOT, Module, read_package
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 130  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
-MAX_LINES = 23_500
+MAX_MODULES = 140  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
+MAX_LINES = 24_100
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
@@ -29,6 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": WORDS,
     "config": WORDS,
     "settings": {"config", *WORDS},
+    "machine": {"config"},
+    "deploy": {"settings", "machine", *SETTINGS},
     "json_fields": WORDS,
     "model_config": {"json_fields", *WORDS},
     "kernels": set(),

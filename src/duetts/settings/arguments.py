@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from duetts.errors import ConfigError
-from duetts.settings.table import BY_NAME, FOREIGN, SETTINGS, Foreign, Setting
+from duetts.settings.table import BY_NAME, FOREIGN, MISSING_SECTIONS, SETTINGS, Foreign, Setting
 from duetts.settings.values import SWITCH, UNITS, hint
 
 BY_FLAG = {flag: setting for setting in SETTINGS for flag in (setting.flag, *setting.flags)}
@@ -40,6 +40,7 @@ class Given:
         """Raises `ConfigError` for a flag of another server that asks for what is missing here."""
         self.flags: dict[str, tuple[str, list[str]]] = {}
         self.config: str | None = values["config"]
+        self.profile: str | None = values["profile"]
         self.notes: list[str] = []
         for setting in SETTINGS:
             if values[setting.name]:
@@ -65,6 +66,8 @@ class Given:
         setting = BY_NAME.get(key.replace("-", "_"))
         if not equals:
             raise ConfigError(f"--set {assignment}: it is not like NAME=VALUE")
+        if section in MISSING_SECTIONS:
+            raise ConfigError(f"--set: {section} is no section here: {MISSING_SECTIONS[section]}")
         if setting is None or section not in ("", setting.section):
             known = [*BY_NAME, *(f"{one.section}.{one.name}" for one in SETTINGS)]
             raise ConfigError(f"--set: {target} is unknown{hint(target, known)}")
@@ -111,10 +114,13 @@ def _parameters() -> list[inspect.Parameter]:
     config = _option(
         "--config", "--deploy-config", "-c", metavar="FILE", help="YAML, TOML or JSON file of settings [DUETTS_CONFIG]."
     )
+    profile = _option("--profile", metavar="NAME", help="Settings that ship with duetts, under those of the file: auto "
+                      "(by model and GPUs), none, or a name [auto].")  # fmt: skip
     assign = _option("--set", metavar="NAME=VALUE", help="Any setting by its name, also as SECTION.NAME; repeatable.")
     parameters = [
         _parameter("model_argument", Annotated[str | None, model]),
         _parameter("config", Annotated[str | None, config]),
+        _parameter("profile", Annotated[str | None, profile]),
         _parameter("set_values", Annotated[list[str] | None, assign]),
     ]
     for setting in SETTINGS:
@@ -198,4 +204,4 @@ def rewrite(arguments: Iterable[str]) -> list[str]:
     return out
 
 
-OWN_FLAGS = ("--config", "--deploy-config", "-c", "--set")
+OWN_FLAGS = ("--config", "--deploy-config", "-c", "--profile", "--set")

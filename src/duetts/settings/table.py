@@ -295,9 +295,18 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )  # fmt: skip
 BY_NAME = {setting.name: setting for setting in SETTINGS}
+# Sections that people look for, and why there are none.
+MISSING_SECTIONS = {
+    "codec": "the codec runs beside its language model, on the same device and in the type that is right there; to put it on a "
+    "second device is not built yet. Two GPUs are two replicas, engines: 2, as in the profile fish_qwen3_omni_2gpu",
+    "placement": "replicas are processes.engines, one on each GPU; the codec runs beside its language model, and a model is "
+    "not spread over GPUs",
+    "sampling": "the model's own defaults hold, and requests say what they want else",
+}
 # Variables that are no settings of a server, and what reads them.
 OTHER_VARIABLES = {
     "config": "The configuration file, as --config.",
+    "profile": "The profile, as --profile.",
     "cache_dir": "Folder of what can be made again: duetts-mini, codes of clips.",
     "fish_kvcache_attn": "Attention of a frame by duetts' own kernel on a GPU: auto, on, off or required.",
     "golden_dir": "Recorded arrays that tests compare with.",

@@ -27,7 +27,7 @@ from duetts.config import (
     VoicesConfig,
 )
 from duetts.errors import ConfigError
-from duetts.settings.table import BY_NAME, OTHER_VARIABLES, SECTIONS, SETTINGS, Setting
+from duetts.settings.table import BY_NAME, MISSING_SECTIONS, OTHER_VARIABLES, SECTIONS, SETTINGS, Setting
 
 DEFAULT = "default"
 SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
@@ -57,14 +57,14 @@ class Settings:
 def resolve(
     flags: Mapping[str, tuple[str, list[str]]],
     environment: Mapping[str, str],
-    file: tuple[str, Mapping[str, Any]] | None = None,
+    *files: tuple[str, Mapping[str, Any]] | None,
 ) -> dict[str, Value]:
     """The value of every setting by its name, in the order of the table.
 
     `flags`: by name of the setting, the flag as it was written and its texts. `environment`: names without the prefix, in
-    small letters. `file`: a name to be told, and its content. Raises `ConfigError` naming the source.
+    small letters. `files`: a name to be told, and the content, of each; later ones win. Raises `ConfigError` naming the source.
     """
-    found = dict(read_file(*file)) if file else {}
+    found = {name: value for file in files if file for name, value in read_file(*file)}
     found |= {
         setting.name: Value(setting, from_text(setting, environment[setting.name], setting.variable), setting.variable)
         for setting in SETTINGS
@@ -172,6 +172,8 @@ def read_file(name: str, content: Mapping[str, Any]) -> Iterator[tuple[str, Valu
 def _entries(name: str, content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Section (or an empty word), key and value. "model" is a section if it holds keys."""
     for key, value in content.items():
+        if key in MISSING_SECTIONS:
+            raise ConfigError(f"{name}: {key} is no section here: {MISSING_SECTIONS[key]}")
         if key in SECTIONS and isinstance(value, Mapping):
             yield from ((key, str(inner), item) for inner, item in value.items())
         elif key in SECTIONS and key not in BY_NAME:
