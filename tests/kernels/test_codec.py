@@ -81,7 +81,12 @@ def test_a_transposed_convolution_writes_all_its_phases_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "streams", "steps", "dilation", "tile"),
-    [(48, 2, 9, 3, None), (32, 1, 17, 1, UnitTile(16, 16, 4, 2, True)), (24, 2, 5, 9, None), (96, 1, 3, 9, UnitTile(16, 32, 4, 2))],
+    [
+        (48, 2, 9, 3, None),
+        (32, 1, 17, 1, UnitTile(16, 16, 4, 2, True)),
+        (24, 2, 5, 9, None),
+        (96, 1, 3, 9, UnitTile(16, 32, 4, 2)),
+    ],
 )
 @pytest.mark.parametrize("is_last", [False, True])
 def test_residual_unit(channels: int, streams: int, steps: int, dilation: int, tile: UnitTile | None, is_last: bool) -> None:
@@ -220,8 +225,10 @@ def test_every_program_of_a_shared_tile_has_work_and_counts_have_room() -> None:
         (192, 192, 2),
     ):
         for rows in (1, 2, 4, 31, 32, 100, 256, 2048, 10_000, 300_000):
-            tile = codec.choose_tile(rows, inputs, outputs, taps, 2, 132, True)
-            assert codec.choose_tile(rows, inputs, outputs, taps, 2, 132, False).splits == 1
+            tile = codec.choose_tile(rows, inputs, outputs, taps, 2, codec.Card(132, 227 * 1024), True)
+            small = codec.choose_tile(rows, inputs, outputs, taps, 2, codec.Card(58, 99 * 1024), False)
+            assert 2 * small.stages * small.inputs * (small.rows + small.outputs) <= 99 * 1024
+            assert small.splits == 1
             blocks, tiles = taps * inputs // tile.inputs, codec._tiles(rows, outputs, tile.rows, tile.outputs)
             share = -(-blocks // tile.splits)
             assert share * (tile.splits - 1) < blocks

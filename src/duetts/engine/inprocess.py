@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from duetts import kernels
 from duetts.attention import fish_kvcache_attn
 from duetts.checkpoint import Model, load_model, read_configs
 from duetts.config import EngineConfig
@@ -37,7 +38,7 @@ from duetts.models.stream_decoder import StreamDecoder
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
 
 MAX_ROWS = 256  # of a step on a GPU
-RECORDING_S = 15.0  # after which codec calls that are not needed are not recorded any more
+RECORDING_S = 60.0  # after which codec calls that are not needed are not recorded any more
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +129,11 @@ def build_engine(model: Model, config: EngineConfig, max_model_len: int, kv_posi
 
 
 def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecVocoder | GraphedVocoder:
-    """A GPU's is recorded when this returns."""
+    """A GPU's is recorded when this returns, if the codec's kernels run there."""
     slots = codec_slots(config)
-    if codec.quantizer.post_module.norm.weight.device.type == "cpu":
-        return CodecVocoder(codec, slots=slots, quantum=config.codec_quantum)
+    device = codec.quantizer.post_module.norm.weight.device
+    if not kernels.runs_codec(device):
+        return CodecVocoder(codec, slots=slots, quantum=config.codec_quantum if device.type == "cpu" else None)
     vocoder = GraphedVocoder(StreamDecoder(codec, GPU_DTYPE, max_model_len), slots=slots)
     vocoder.prepare(RECORDING_S)
     return vocoder

@@ -197,9 +197,14 @@ def sample_residual(
 TAIL_PIECE = 2048
 
 
+def runs_codec(device: torch.device) -> bool:
+    """Whether the codec's kernels run there. Their twins do everywhere, but ask the host: a CUDA graph cannot hold them."""
+    return device.type == "cuda" and _installed() and guard.capability(device) >= guard.LEAST_CAPABILITY
+
+
 def _codec(x: Tensor) -> ModuleType:
     """The codec's kernels or their twins."""
-    if _triton(x):
+    if _triton(x) and runs_codec(x.device):
         from duetts.kernels import codec
 
         return codec

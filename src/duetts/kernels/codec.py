@@ -50,6 +50,13 @@ class Tile(NamedTuple):
     near: bool = False
 
 
+class Card(NamedTuple):
+    """What blocks are chosen for: processors, and bytes of shared memory that a program may take."""
+
+    processors: int
+    memory: int
+
+
 # What compiles for sm_90 without spilling registers; wgmma multiplies 64 rows at least, below it is the older instruction.
 TILES = (
     Tile(16, 64, 128, stages=4), Tile(32, 64, 128, stages=4), Tile(64, 64, 128, stages=4), Tile(64, 64, 64, stages=4),
@@ -88,9 +95,11 @@ def _tile_seconds(tile: Tile, rows: int, inputs: int, outputs: int, taps: int, p
 
 
 @cache
-def choose_tile(rows: int, inputs: int, outputs: int, taps: int, size: int, processors: int, shared: bool) -> Tile:
+def choose_tile(rows: int, inputs: int, outputs: int, taps: int, size: int, card: Card, shared: bool) -> Tile:
     """Blocks for values of `size` bytes. `shared`: programs may share a tile."""
+    processors, memory = card
     fitting = [tile for tile in TILES if inputs % tile.inputs == 0]
+    fitting = [tile for tile in fitting if 2 * tile.stages * tile.inputs * (tile.rows + tile.outputs) <= memory]
     if size > 2 or not fitting:  # nothing that must be fast
         return Tile(min(64, _power(rows)), min(64, _power(outputs)), min(32, _power(inputs)), stages=2)
     tries = list(fitting)
@@ -105,14 +114,16 @@ def choose_tile(rows: int, inputs: int, outputs: int, taps: int, size: int, proc
 
 
 @cache
-def choose_unit_tile(rows: int, channels: int, taps: int, size: int, processors: int) -> UnitTile:
+def choose_unit_tile(rows: int, channels: int, taps: int, size: int, card: Card) -> UnitTile:
     """Blocks of a residual unit for values of `size` bytes."""
+    processors, memory = card
     inputs = 64 if channels % 64 == 0 else 32
     if size > 2 or channels % inputs:
         return UnitTile(16, min(32, _power(channels)), 4, 2)
     tries = [UnitTile(16, inputs, 4, 4), UnitTile(32, inputs, 4, 4), UnitTile(64, inputs, 4, 3), UnitTile(128, inputs, 8, 3)]
     if channels <= 96:
         tries.append(UnitTile(256, inputs, 8, 3))
+    tries = [tile for tile in tries if 2 * tile.stages * inputs * (tile.rows + channels) <= memory] or tries[:1]
 
     def seconds(tile: UnitTile) -> float:
         products = (taps + 1) * channels * channels
@@ -131,9 +142,10 @@ def _tiles(rows: int, outputs: int, tile_rows: int, tile_outputs: int) -> int:
     return -(-rows // tile_rows) * -(-outputs // tile_outputs)
 
 
-def _processors(x: Tensor) -> int:
+def _card(x: Tensor) -> Card:
+    """The device of x; outside a GPU an H200, for which these kernels can be compiled anywhere."""
     device = projection.device_of(x)
-    return 132 if device is None else device.multiprocessors
+    return Card(132, 227 * 1024) if device is None else Card(device.multiprocessors, device.shared - 1024)
 
 
 def _dependent(x: Tensor) -> dict[str, bool]:
@@ -157,7 +169,7 @@ def conv(
     streams, inputs, outputs = len(x), x.shape[2], weight.shape[1]
     steps = x.shape[1] - (taps - 1) * dilation
     rows = streams * steps
-    tile = tile or choose_tile(rows, inputs, outputs, taps, x.element_size(), _processors(x), counts is not None)
+    tile = tile or choose_tile(rows, inputs, outputs, taps, x.element_size(), _card(x), counts is not None)
     tiles = _tiles(rows, outputs, tile.rows, tile.outputs)
     partial = bias
     if tile.splits > 1:
@@ -194,7 +206,7 @@ def residual_unit(
         return
     steps = x.shape[1] - (taps - 1) * dilation
     rows = len(x) * steps
-    tile = tile or choose_unit_tile(rows, channels, taps, x.element_size(), _processors(x))
+    tile = tile or choose_unit_tile(rows, channels, taps, x.element_size(), _card(x))
     unit_kernel[(-(-rows // tile.rows),)](
         x, weight, bias, alpha, weight_out, bias_out, next_alpha, residual, _or(raw, residual), ahead, rows, steps,
         taps * -(-channels // tile.inputs), dilation, x.stride(0), residual.stride(0), _or(raw, residual).stride(0),
