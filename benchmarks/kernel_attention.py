@@ -83,6 +83,9 @@ def _decode(setup: Setup, context: int, rows: int, turn: Turn | None = None) -> 
         for programs, tile, stages in TILES
         if turn is None and (programs in (0, 1) or programs * rows * kv_heads <= 4096)
     }
+    if turn is None:
+        for programs in (4, 8, 16, 32, 64):
+            variants[f"programs={programs} joined"] = partial(run, programs=programs, joined=True)
     shape = f"c={context} turned" if turn else f"c={context}"
     return Case(
         "decode", shape, rows, num_bytes, sets, run, twin, tolerance=_tolerance(setup), variants=variants

@@ -75,9 +75,9 @@ def test_decode(dtype: torch.dtype) -> None:
     assert_near(found, expected, dtype)
     _, *twins = rows.attend(reference.decode_attention)
     assert all(torch.equal(one, other) for one, other in zip(memory, twins, strict=True))
-    for programs in (2, 5, 64):
-        shared, *memory = rows.attend(attention.decode_attention, programs=programs)
-        assert torch.equal(shared, found), programs
+    for programs, joined in ((2, False), (5, True), (64, False), (64, True), (3, True)):
+        shared, *memory = rows.attend(attention.decode_attention, programs=programs, joined=joined)
+        assert torch.equal(shared, found), (programs, joined)
         assert all(torch.equal(one, other) for one, other in zip(memory, twins, strict=True))
 
 
@@ -191,6 +191,16 @@ def test_norm_and_rotation(dtype: torch.dtype) -> None:
             expected = reference.norm_rotate(qkv, HEADS, KV_HEADS, q_gain, k_gain, EPS, rope)
             for found, one in zip(kernels.norm_rotate(qkv, HEADS, KV_HEADS, q_gain, k_gain, EPS, rope), expected, strict=True):
                 assert_near(found, one, dtype)
+
+
+@torch.inference_mode()
+def test_the_last_of_many_programs_sees_what_all_have_left() -> None:
+    """Many times over, as a program that folds too early would not be wrong every time."""
+    rows = Rows([1151, 900, 0, 64], 72, torch.bfloat16)
+    expected, *_ = rows.attend(attention.decode_attention, programs=1)
+    inputs = (*rows.new, rows.keys, rows.values, rows.tables, rows.slots, rows.positions)
+    outputs = [attention.decode_attention(*inputs, programs=16, joined=True) for _ in range(500)]
+    assert all(torch.equal(output, expected) for output in outputs)
 
 
 @pytest.mark.parametrize("batch", [1, 12, 96])

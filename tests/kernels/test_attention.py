@@ -75,6 +75,9 @@ def test_decode_is_the_twin_whatever_lies_beyond_a_row(case: tuple[Any, ...]) ->
     shared = rows.attend(attention.decode_attention, programs=2)
     assert torch.equal(shared[0], found[0]), "the number of programs decides nothing"
     assert torch.equal(shared[1], expected[1])
+    for _ in range(2):  # the second one finds the tickets as the first one did
+        joined = rows.attend(attention.decode_attention, programs=3, joined=True)
+        assert all(torch.equal(*both) for both in zip(joined, shared, strict=True))
 
 
 def test_decode_of_a_row_is_the_same_in_other_company() -> None:

@@ -7,7 +7,8 @@ own maximum, sum and sum of values; these are folded together from left to right
 row's numbers thus depend on its own length only, however many programs share its tiles:
 
 * many pairs: one program a pair folds as it goes (`_decode_whole`);
-* few pairs: programs take tiles in turn and leave what they found in a workspace, which `_decode_fold` folds in the same order.
+* few pairs: programs take tiles in turn and leave what they found in a workspace, which a second kernel, or the last of them,
+  folds in the same order (`_decode_shared`).
 
 Bytes of decode in S2 Pro (36 layers, 8 heads of 128, bf16): 147,456 a position and frame. At B = 1 and 500 positions 74 MB, or
 17 us at 4.3 TB/s: what counts there is the latency of 72 launches. At B = 256 and 2,000 positions 75 GB, 17.6 ms. The workspace
@@ -36,6 +37,9 @@ _PREFILL_STAGES = 3
 _PREFILL_ROWS = 64  # queries of a program, of all heads of a group; 16 in float32
 _WHOLE_PAIRS = 2  # pairs per multiprocessor from which on one program a pair keeps memory busy
 _SHARED_PROGRAMS = 4  # programs per multiprocessor when pairs are shared
+MOST_TICKETS = 1 << 14  # pairs that are shared, for each of which programs draw tickets
+JOINED = False  # until it is measured
+_TICKETS: dict[torch.device, Tensor] = {}
 _LOG2_E = 1.4426950408889634
 
 
@@ -146,56 +150,53 @@ def _decode_whole(
 
 @triton.jit
 def _decode_shared(
-    q, keys, values, tables, slots, positions, sums, mixes, q_gain, rope,
-    q_stride, table_stride, width, rope_stride, eps, tiles,
-    SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
-):  # fmt: skip
-    """Every n-th tile of a pair into the workspace: sums [pairs, tiles, 2, G], mixes [pairs, tiles, GROUP, D]."""
-    follow(DEPENDENT)
-    pair = tl.program_id(0).to(tl.int64)
-    row, head = pair // KV, tl.program_id(0) % KV
-    table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
-    queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
-    member = tl.arange(0, G)
-    for tile in range(tl.program_id(1), tl.cdiv(position, T), tl.num_programs(1)):
-        top, total, mixed = _tile(queries, keys, values, table, head, tile, position, SCALE, KV, PAGE, D, T)
-        place = pair * tiles + tile
-        tl.store(sums + place * 2 * G + member, top)
-        tl.store(sums + (place * 2 + 1) * G + member, total)
-        places = (place * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
-        tl.store(mixes + places, mixed, mask=(member < GROUP)[:, None])
-
-
-@triton.jit
-def _decode_fold(
-    q, k, v, keys, values, tables, slots, positions, sums, mixes, out, q_gain, k_gain, rope,
+    q, k, v, keys, values, tables, slots, positions, sums, mixes, tickets, out, q_gain, k_gain, rope,
     q_stride, k_stride, v_stride, table_stride, width, rope_stride, eps, tiles,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
+    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr, SHARE: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
+    """SHARE: every n-th tile of a pair into the workspace, sums [pairs, tiles, 2, G] and mixes [pairs, tiles, GROUP, D]. FOLD:
+    all of them into the output. With both, the program that draws a pair's last ticket folds, and puts the tickets back."""
     follow(DEPENDENT)
-    pair = tl.program_id(0).to(tl.int64)
+    pair, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = pair // KV, tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
-    member = tl.arange(0, G)
-    top = tl.full((G,), float("-inf"), tl.float32)
-    total = tl.zeros((G,), tl.float32)
-    mixed = tl.zeros((G, D), tl.float32)
-    for tile in tl.range(0, tl.cdiv(position, T), num_stages=4):
-        place = pair * tiles + tile
-        t = tl.load(sums + place * 2 * G + member)
-        s = tl.load(sums + (place * 2 + 1) * G + member)
-        places = (place * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
-        m = tl.load(mixes + places, mask=(member < GROUP)[:, None], other=0.0)
-        top, total, mixed = _fold(top, total, mixed, t, s, m)
     queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
-    _finish(
-        queries, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
-        k_gain, rope, rope_stride, eps, SCALE, KV, GROUP, G, PAGE, D, ROTATED, NORMED,
-    )  # fmt: skip
+    member, count = tl.arange(0, G), tl.cdiv(position, T)
+    is_last = part == 0
+    if SHARE:
+        for tile in range(part, count, tl.num_programs(1)):
+            top, total, mixed = _tile(queries, keys, values, table, head, tile, position, SCALE, KV, PAGE, D, T)
+            place = pair * tiles + tile
+            tl.store(sums + place * 2 * G + member, top)
+            tl.store(sums + (place * 2 + 1) * G + member, total)
+            places = (place * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
+            tl.store(mixes + places, mixed, mask=(member < GROUP)[:, None])
+        if FOLD:
+            working = tl.maximum(tl.minimum(count, tl.num_programs(1)), 1)
+            is_last = part < 0
+            if part < working:
+                tl.debug_barrier()  # all of this program's stores come before its ticket
+                is_last = tl.atomic_add(tickets + pair, 1, sem="acq_rel") == working - 1
+    if FOLD:  # noqa: SIM102 - decided by the compiler, the other one by the row
+        if is_last:
+            if SHARE:
+                tl.store(tickets + pair, 0)
+            top = tl.full((G,), float("-inf"), tl.float32)
+            total = tl.zeros((G,), tl.float32)
+            mixed = tl.zeros((G, D), tl.float32)
+            for tile in tl.range(0, count, num_stages=4):
+                place = pair * tiles + tile
+                t = tl.load(sums + place * 2 * G + member, cache_modifier=".cg")
+                s = tl.load(sums + (place * 2 + 1) * G + member, cache_modifier=".cg")
+                places = (place * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
+                m = tl.load(mixes + places, mask=(member < GROUP)[:, None], other=0.0, cache_modifier=".cg")
+                top, total, mixed = _fold(top, total, mixed, t, s, m)
+            _finish(
+                queries, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
+                k_gain, rope, rope_stride, eps, SCALE, KV, GROUP, G, PAGE, D, ROTATED, NORMED,
+            )  # fmt: skip
 
 
 def _sizes(q: Tensor, keys: Tensor) -> tuple[dict[str, Any], int]:
@@ -225,10 +226,11 @@ def _turning(turn: Turn | None, q: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor
 
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor,
-    turn: Turn | None = None, *, programs: int = 0, tile: int = 0, stages: int = _STAGES,
+    turn: Turn | None = None, *, programs: int = 0, tile: int = 0, stages: int = _STAGES, joined: bool = JOINED,
 ) -> Tensor:  # fmt: skip
     """As `reference.decode_attention`. `programs` per pair are chosen by the number of pairs unless given. Numbers depend on
-    `tile`, so that it must not be chosen by the number of rows."""
+    `tile`, so that it must not be chosen by the number of rows. `joined`: shared tiles are folded by whichever program is the
+    last, not by a second kernel; such calls of one device must not run at the same time."""
     sizes, group = _sizes(q, keys)
     sizes["T"] = tile or sizes["T"]
     sizes["G"] = max(16, triton.next_power_of_2(group))
@@ -247,14 +249,22 @@ def decode_attention(
     tiles = triton.cdiv(width * keys.shape[2], sizes["T"])
     sums = torch.empty(pairs, tiles, 2, sizes["G"], dtype=torch.float32, device=q.device)
     mixes = torch.empty(pairs, tiles, group, q.shape[2], dtype=torch.float32, device=q.device)
-    _decode_shared[(pairs, min(programs, tiles))](
-        q, keys, values, *where, sums, mixes, q_gain, rope, q.stride(0), tables.stride(0), width, rope_stride, eps, tiles,
-        **sizes, num_stages=stages,
-    )  # fmt: skip
-    _decode_fold[(pairs,)](
-        q, k, v, keys, values, *where, sums, mixes, out, q_gain, k_gain, rope, *strides, tiles, **sizes
-    )  # fmt: skip
+    tickets = _tickets(q, pairs) if joined else None
+    sizes["num_stages"] = stages
+    for share, fold in ((True, True),) if tickets is not None else ((True, False), (False, True)):
+        _decode_shared[(pairs, min(programs, tiles) if share else 1)](
+            q, k, v, keys, values, *where, sums, mixes, sums if tickets is None else tickets, out, q_gain, k_gain, rope,
+            *strides, tiles, **sizes, SHARE=share, FOLD=fold,
+        )  # fmt: skip
     return out
+
+
+def _tickets(q: Tensor, pairs: int) -> Tensor | None:
+    """Zeros that kernels find and leave as zeros; None if they cannot be made now: a recording would keep them for itself."""
+    found = _TICKETS.get(q.device)
+    if found is None and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        found = _TICKETS[q.device] = torch.zeros(MOST_TICKETS, dtype=torch.int32, device=q.device)
+    return found if found is not None and pairs <= MOST_TICKETS else None
 
 
 @triton.jit
