@@ -5,10 +5,10 @@
 #   benchmarks/h200.sh OUT list      the parts of the full form
 #   benchmarks/h200.sh OUT part N    one of them, within 10 minutes; run those that are missing, in any order
 #
-# Variables: PYTHON (python3), WHEELS (a folder of wheels to install from, nothing else is asked), DEVICE (cuda), SERVE (more
-# flags of duetts serve), PARTS_FLAGS (of duetts bench K), PEAK (T's best audio-s/s, which some parts of P need), NOTE (what
-# the results should say, for example a commit), LIMIT (seconds for everything, 570), SECONDS_EACH (length of a run of the full
-# form, 60). TRIAL=1: the same lines in small, on the CPU with the tiny model.
+# Variables: PYTHON (python3), WHEELS (a folder or tar file of wheels to install from; nothing else is asked), DEVICE (cuda),
+# SERVE (more flags of duetts serve), PARTS_FLAGS (of duetts bench K), PEAK (T's best audio-s/s, which some parts of P need),
+# NOTE (what the results should say, for example a commit), LIMIT (seconds for everything, 570), SECONDS_EACH (length of a run
+# of the full form, 60). TRIAL=1: the same lines in small, on the CPU with the tiny model.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${1:?where to is missing} WHAT=${2:-short} PART=${3:-}
@@ -41,7 +41,9 @@ trap 'exit 143' TERM INT
 
 prepare() {
     if [ -n "${WHEELS:-}" ]; then
-        "$PYTHON" -m pip install --quiet --no-index --find-links "$WHEELS" fastapi 'uvicorn[standard]' python-multipart av soxr \
+        local wheels=$WHEELS
+        [ -f "$WHEELS" ] && { wheels=$WORK/wheels; "$PYTHON" -m tarfile -e "$WHEELS" "$wheels" || exit 1; }
+        "$PYTHON" -m pip install --quiet --no-index --find-links "$wheels" fastapi 'uvicorn[standard]' python-multipart av soxr \
             pyzmq ormsgpack sentencex prometheus-client typer pyyaml tokenizers safetensors huggingface_hub httpx || exit 1
         # duetts itself is run from this tree; what it asks for is the number of its version.
         local known=$WORK/known/duetts.dist-info

@@ -86,7 +86,7 @@ def table(results: Path = RESULTS) -> str:
     rows = list(mini_rows(json.loads((results / "mini_2_cores.json").read_text())))
     for path in sorted(results.glob("*.json")):
         content = json.loads(path.read_text())
-        if content.get("kind") == "duetts bench" and not path.stem.startswith("null"):
+        if isinstance(content, dict) and content.get("kind") == "duetts bench" and not path.stem.startswith("null"):
             rows += bench_rows(content)
     head = "| server | machine | request | streams | first audio | RTF | audio-s/s |\n|---|---|---|---|---|---|---|\n"
     return head + "".join(f"| {' | '.join(row)} |\n" for row in [*rows, *PEERS]) + "\n" + NOTES

@@ -38,7 +38,7 @@ def test_rows_come_from_files_in_order_of_workload_and_load(tmp_path: Path) -> N
     (tmp_path / "mini_2_cores.json").write_text(MINI)
     (tmp_path / "h200.json").write_text(json.dumps(content()))
     (tmp_path / "null.json").write_text(json.dumps(content()))  # of a server without a model: no result
-    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "other.json").write_text("[]")
     lines = table(tmp_path).splitlines()
     assert lines[2].startswith("| **duetts**, duetts-mini, in process | 2 cores | no voice | 1 | 140 / 188 | 0.47 | 2.1 |")
     assert lines[4:7] == [
