@@ -247,22 +247,21 @@ def time_stages(bench: Bench, streams: int, frames: int) -> Iterator[dict[str, A
 
 
 def candidates(kind: Kind) -> list[Any]:
-    """Block sizes worth a try: those of few rows for few, and splits only where there are too few tiles."""
-    from duetts.kernels.codec import Tile, UnitTile
+    """Block sizes worth a try, the most promising first: those of few rows for few, splits only where there are few tiles."""
+    from duetts.kernels import codec
 
-    few = kind.rows <= 64
+    x, outputs, card = kind.arguments[0], kind.arguments[1].shape[1], codec.Card(132, 227 * 1024)
     if kind.name == "residual_unit":
+        today = codec.choose_unit_tile(kind.rows, outputs, kind.taps, x.element_size(), card)
         sizes = itertools.product((16, 32, 64, 128, 256), (32, 64), (4, 8, 16), (2, 3, 4), (False, True))
-        return [UnitTile(*size) for size in sizes if size[0] <= 16 * size[2] and size[0] * 2 >= size[2] * 8]
-    rows = (16, 32, 64) if few else (64, 128, 256)
-    outputs = (32, 64, 128) if few else (64, 128, 256)
-    sizes = itertools.product(rows, outputs, (64, 128) if few else (32, 64), (1, 2, 4, 8, 16), (4, 8), (3, 4), (False, True))
-    kept = []
-    for size in sizes:
-        tiles = math.ceil(kind.rows / size[0]) * math.ceil(kind.arguments[1].shape[1] / size[1])
-        if size[0] * size[1] <= 8192 * size[4] / 2 and 16 <= tiles * size[3] <= max(528, tiles):
-            kept.append(Tile(*size))
-    return kept
+        units = [codec.UnitTile(*size) for size in sizes if size[0] <= 16 * size[2] and size[0] * 2 >= size[2] * 8]
+        return sorted(units, key=lambda tile: abs(math.log2(tile.rows / today.rows)))
+    few = kind.rows <= 64
+    rows, widths = ((16, 32, 64), (32, 64, 128)) if few else ((64, 128, 256), (64, 128, 256))
+    sizes = itertools.product(rows, widths, (64, 128) if few else (32, 64), (1, 2, 3, 4, 8, 16), (4, 8), (3, 4), (False, True))
+    tiles = [codec.Tile(*size) for size in sizes if size[0] * size[1] <= 4096 * size[4]]
+    tiles = [tile for tile in tiles if tile.splits == 1 or codec._tiles(kind.rows, outputs, *tile[:2]) * tile.splits <= 264]
+    return sorted(tiles, key=lambda tile: codec._tile_seconds(tile, kind.rows, x.shape[2], outputs, kind.taps, 132))
 
 
 def sweep(bench: Bench, streams: int, frames: int, limit_s: float) -> Iterator[dict[str, Any]]:
