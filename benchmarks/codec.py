@@ -2,7 +2,8 @@
 
     python -m benchmarks.codec [--streams 1 8 64] [--frames 1 2 4 16] [--stages STREAMSxFRAMES ...] [--output FILE]
     python -m benchmarks.codec --sweep [--stages 1x1 64x4] [--limit-s 300]   other block sizes for the kernels that take longest
-    python -m benchmarks.codec --compile   compiles the kernels of all calls for an H200, with or without a GPU
+    python -m benchmarks.codec --compile   compiles the kernels of all calls for an H200, with or without a GPU, on all
+                                           processors: say it first on a new machine
     python -m benchmarks.codec --dry-run [--sweep]   a tiny codec on a CPU: the program's numbers mean nothing, its path does
 
 S2 Pro's dimensions, random weights, float16. A call is one replay of a recording: microseconds, microseconds for a second of
@@ -21,8 +22,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +191,14 @@ def open_bench(device_name: str, tiny: bool) -> Bench:
 
 
 def time_calls(bench: Bench, streams: list[int], frames: list[int]) -> Iterator[dict[str, Any]]:
-    """Whole calls, to samples in device memory."""
+    """Whole calls, to samples in device memory, as many frames as a recording may have."""
     from duetts import kernels
+    from duetts.engine.vocoder import MOST
 
     per_frame = sum(kind.flops * kind.count for kind in bench.kinds(1, 1))
     for count, length in itertools.product(streams, frames):
+        if count * length > MOST:
+            continue
         codes, slots, state = bench.inputs(count, length)
 
         def run(codes: Any = codes, slots: Any = slots, state: Any = state) -> Any:
@@ -307,36 +312,57 @@ def time_kind(bench: Bench, kind: Kind, tile: Any, *, once: bool = False) -> flo
         return math.inf
 
 
-def compile_all(streams: list[int], frames: list[int]) -> list[dict[str, Any]]:
-    """Every codec kernel of these calls for an H200: registers, bytes of stack and of shared memory."""
+def compile_share(calls: list[tuple[int, int]], worker: int, workers: int) -> list[dict[str, Any]]:
+    """Every `workers`-th program that these calls launch, for an H200: registers, bytes of stack and of shared memory."""
     import torch
     import triton
-    from benchmarks.kernel_compile import SHARED_BYTES, Card, resources
+    from benchmarks.kernel_compile import CAPABILITY, MULTIPROCESSORS, Card, resources
     from triton.runtime.jit import JITFunction
 
     from duetts import kernels
-    from duetts.kernels import codec
+    from duetts.kernels import codec, projection
 
     triton.runtime.driver.set_active(Card())
-    launch, rows = JITFunction.run, dict[str, dict[str, Any]]()
+    projection.device_of = lambda x: projection.Device(CAPABILITY, MULTIPROCESSORS, 228 * 1024)
+    launch, rows, seen = JITFunction.run, [], dict[tuple[Any, ...], int]()
 
-    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        fixed = [value for name, value in zip(self.arg_names, arguments, strict=False) if name in names_of_constants(self)]
+        key = (self.__name__, *fixed, *sorted(options.items()))
+        if key in seen or seen.setdefault(key, len(seen)) % workers != worker:
+            return
         made = launch(self, *arguments, grid=grid, warmup=True, **options)
-        if made.hash not in rows:
-            registers, stack = resources(made.asm["cubin"])
-            rows[made.hash] = {"kernel": self.__name__, "registers": registers, "stack": stack, "shared": made.metadata.shared}
-        return made
+        registers, stack = resources(made.asm["cubin"])
+        rows.append({"kernel": self.__name__, "registers": registers, "stack": stack, "shared": made.metadata.shared})
 
     JITFunction.run, kernels._codec = compile_only, lambda x: codec  # type: ignore[method-assign, assignment]
     bench = open_bench("meta", tiny=False)
     with torch.inference_mode():
-        for count, length in itertools.product(streams, frames):
+        for count, length in calls:
             kernels.pcm16(bench.decoder.decode(*bench.inputs(count, length)))
-            print(f"{count} x {length}: {len(rows)} programs", flush=True)
-    for row in rows.values():
+    return rows
+
+
+def names_of_constants(kernel: Any) -> set[str]:
+    return {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+
+
+def compile_all(streams: list[int], frames: list[int]) -> list[dict[str, Any]]:
+    """Fills Triton's cache with the codec's programs of these calls, on all processors, and says what is unusual."""
+    from benchmarks.kernel_compile import SHARED_BYTES
+
+    from duetts.engine.vocoder import MOST
+
+    calls = [(count, length) for count, length in itertools.product(streams, frames) if count * length <= MOST]
+    workers = os.cpu_count() or 1
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        shares = pool.map(compile_share, [calls] * workers, range(workers), [workers] * workers)
+        rows = [row for share in shares for row in share]
+    for row in rows:
         if row["stack"] or row["shared"] > SHARED_BYTES:
             print(row)
-    return list(rows.values())
+    print(f"{len(rows)} programs, {sum(bool(row['stack']) for row in rows)} spill")
+    return rows
 
 
 def main(words: list[str] | None = None) -> int:
