@@ -179,6 +179,35 @@ def config(
         print(f"duetts: {note}", file=sys.stderr)
 
 
+@app.command()
+def recipe(
+    model: Annotated[str | None, typer.Argument(help="fishaudio/s2-pro, a folder of its kind, or duetts-mini.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="h200, rtx_4090, cpu ...; auto is this machine's.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="How many of the machine's GPUs.")] = None,
+    variant: Annotated[str | None, typer.Option(help="default, bf16, int8 or fp8 weights.")] = None,
+    task: Annotated[str | None, typer.Option(help="t2a: text to audio.")] = None,
+    goal: Annotated[str | None, typer.Option(help="balanced, latency or throughput.")] = None,
+    docker: Annotated[bool, typer.Option("--docker", help="The command in a container.")] = False,
+    form: Annotated[str, typer.Option("--format", help="text, json, argv or md.")] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse what has no recipe, in the place of a warning.")] = False,
+) -> None:
+    """Print how to install and serve a model on given hardware: commands, why each flag, and estimates of what to expect."""
+    from duetts.recipe.making import Request, make
+    from duetts.recipe.shown import FORMS
+
+    form = "json" if as_json else form
+    if form not in FORMS:
+        fail(ConfigError(f"--format {form!r} is not one of {', '.join(FORMS)}"))
+    try:
+        made = make(Request(model, hardware, gpus, variant, task, goal), strict)
+    except ConfigError as error:
+        fail(error)
+    print(FORMS[form](made, docker), end="")
+    for warning in made["warnings"]:
+        print(f"note: {warning}", file=sys.stderr)
+
+
 @app.command(hidden=True)
 def find(model: ModelArgument = None, revision: str | None = None) -> None:
     """Fetch or make a model and print where it is, or why not, as JSON. `serve` starts this, to load no torch itself."""

@@ -16,7 +16,7 @@ from .source import PACKAGE, ROOT, Module, read_package
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_MODULES = 140  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
-MAX_LINES = 24_100
+MAX_LINES = 24_900
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
@@ -46,9 +46,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "narration": {"engine", "text", *WORDS},
     "synthesizer": {"service", "narration", "engine", "text", "voices", *SETTINGS},
     "tts": {"synthesizer", "engine", "checkpoint", "embedded", "audio", *SETTINGS},
-    "server": {"audio", "config", "service", *WORDS},
+    "server": {"audio", "recipe", "config", "service", *WORDS},
     "serving": {"server", "synthesizer", "engine", *SETTINGS},
     "roofline": set(),
+    "recipe": {"deploy", "settings", "machine", "roofline", "config", "errors"},
     "conditions": set(),
     "bench": {"roofline", "conditions", "errors"},
     "parts_bench": {"roofline", "conditions", "engine", "models", "checkpoint", *SETTINGS},

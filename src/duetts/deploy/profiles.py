@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ def load_profile(name: str) -> dict[str, Any]:
     known = profile_names()
     if name not in known:
         raise ConfigError(f"profile {name} is unknown; there are {', '.join((AUTO, NONE, *known))}{hint(name, known)}")
-    return dict(load(FOLDER / f"{name}.yaml"))
+    return dict(_shipped(name))
+
+
+@cache
+def _shipped(name: str) -> Mapping[str, Any]:
+    return load(FOLDER / f"{name}.yaml")
 
 
 def read_files(path: str | None) -> tuple[str | None, list[Layer]]:

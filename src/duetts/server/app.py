@@ -34,6 +34,7 @@ from duetts.server.health import Health, health_router
 from duetts.server.metrics import Metrics, door, door_of
 from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
+from duetts.server.recipes import recipes_router
 from duetts.server.speech import speech_router
 from duetts.server.voices import consents_router, voices_router
 from duetts.server.websocket import socket_router
@@ -75,6 +76,7 @@ def create_app(
     app.include_router(codec_router(service, config))
     app.include_router(model_router(service, config))
     app.include_router(models_router(service, config))
+    app.include_router(recipes_router(config))
     app.include_router(voices_router(service, config))
     app.include_router(consents_router(service, config))
     app.include_router(health_router(health, metrics, config))
