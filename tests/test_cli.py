@@ -1,4 +1,4 @@
-"""The command, run as a person runs it."""
+"""The command, run as a person runs it; mistakes in this process, by the same entry."""
 
 import os
 import subprocess
@@ -7,11 +7,22 @@ import wave
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from duetts.cli import app
 
 
 def duetts(*arguments: str, stdin: str | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "duetts", *arguments]
     return subprocess.run(command, capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=100)
+
+
+def duetts_here(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The same command in this process, which has loaded torch already: that is nearly all that a short command costs."""
+    run = CliRunner().invoke(app, list(arguments), env=environment, prog_name="duetts")
+    if run.exception is not None and not isinstance(run.exception, SystemExit):
+        raise run.exception
+    return subprocess.CompletedProcess(arguments, run.exit_code, run.stdout, run.stderr)
 
 
 def test_help_lists_the_commands_and_loads_no_torch() -> None:
@@ -57,14 +68,14 @@ def test_mistakes_end_with_a_line_and_a_code(
     filled = [argument.replace("{tiny}", str(tiny_folder)) for argument in arguments]
     if filled[0] == "say":
         filled += ["-o", str(tmp_path / "x.wav")]
-    run = duetts(*filled, COLUMNS="200")
+    run = (duetts if filled[0] == "serve" else duetts_here)(*filled, COLUMNS="200")
     assert run.returncode == code, run.stderr
     assert message in run.stderr
     assert "Traceback" not in run.stderr
 
 
 def test_doctor_reports_a_whole_folder_and_a_broken_one(tiny_folder: Path, tmp_path: Path) -> None:
-    run = duetts("doctor", str(tiny_folder), "--device", "cpu")
+    run = duetts_here("doctor", str(tiny_folder), "--device", "cpu")
     assert run.returncode == 0, run.stdout
     for topic in ("language model", "codec", "tokenizer", "memory", "untrained"):
         assert topic in run.stdout
@@ -73,10 +84,10 @@ def test_doctor_reports_a_whole_folder_and_a_broken_one(tiny_folder: Path, tmp_p
     for name in ("config.json", "codec_config.json"):
         (broken / name).write_bytes((tiny_folder / name).read_bytes())
     (broken / "model.safetensors").write_bytes((tiny_folder / "model.safetensors").read_bytes()[:-100])
-    run = duetts("doctor", str(broken), "--device", "cpu")
+    run = duetts_here("doctor", str(broken), "--device", "cpu")
     assert run.returncode == 1
     assert "truncated" in run.stdout
     assert "tokenizer.json is missing" in run.stdout
-    too_much = duetts("doctor", str(tiny_folder), "--device", "cpu", "--max-num-seqs", "100000000")
+    too_much = duetts_here("doctor", str(tiny_folder), "--device", "cpu", "--max-num-seqs", "100000000")
     assert too_much.returncode == 1
     assert "does not fit" in too_much.stdout

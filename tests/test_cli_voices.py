@@ -11,13 +11,13 @@ from duetts.errors import InvalidRequest
 from duetts.voices.store import VoiceStore
 
 from .inputs import INPUTS, REF_TEXT
-from .test_cli import duetts
+from .test_cli import duetts, duetts_here
 
 CLIP = INPUTS / "audio" / "control_pcm16.wav"
 
 
 def voices(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    run = duetts("voices", *arguments, DUETTS_VOICES_DIR=str(folder), COLUMNS="200")
+    run = duetts_here("voices", *arguments, DUETTS_VOICES_DIR=str(folder), COLUMNS="200")
     assert "Traceback" not in run.stderr
     return run.returncode, run.stdout, run.stderr
 
@@ -78,5 +78,5 @@ def test_a_voice_added_offline_speaks_in_python_and_by_command(tiny_folder: Path
     say = ["say", "Hi there.", "--model", str(tiny_folder), "--device", "cpu", "--seed", "3", "-o", str(output)]
     assert duetts(*say, "--voice", "ANNA", DUETTS_VOICES_DIR=str(tmp_path / "voices")).returncode == 0
     assert output.read_bytes()[44:] == by_name.pcm
-    unknown = duetts(*say, "--voice", "bert", DUETTS_VOICES_DIR=str(tmp_path / "voices"))
+    unknown = duetts_here(*say, "--voice", "bert", DUETTS_VOICES_DIR=str(tmp_path / "voices"))
     assert (unknown.returncode, "unknown" in unknown.stderr) == (1, True)
