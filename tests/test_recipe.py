@@ -112,7 +112,8 @@ def test_estimates_are_near_the_targets_and_keep_their_share() -> None:
         ({"gpus": "two"}, "gpus 'two'", 8), ({"variant": "int4"}, "did you mean int8?", "default"),
         ({"task": "a2t"}, "it can be t2a", "t2a"), ({"goal": "speed"}, "it can be balanced, latency, throughput", "balanced"),
         ({"hardware": "a100", "variant": "fp8"}, "has no such type", "int8"),
-        ({"hardware": "cpu", "variant": "bf16"}, "only default", "fp32"),
+        ({"hardware": "cpu", "variant": "bf16"}, "it can be default", "fp32"),
+        ({"model": "duetts-mini", "variant": "fp8"}, "it can be default", "duetts-mini"),
         ({"model": "somebody/other"}, "it can be fishaudio/s2-pro, duetts-mini", "fishaudio/s2-pro"),
     ],
 )  # fmt: skip
@@ -120,6 +121,7 @@ def test_what_has_no_recipe_is_a_warning_or_strictly_an_error(asked: dict[str, s
     made = make(Request(**asked), gpus=nobody)
     assert any(message in warning for warning in made["warnings"])
     assert chosen in (*made["configuration"].values(), made["model"]["id"])
+    assert made["configuration"]["variant"] == {"a100": "int8"}.get(asked.get("hardware", ""), "default")
     assert made["requested"] == {**dict.fromkeys(Request.__slots__), **asked}
     with pytest.raises(ConfigError, match=re.escape(message)):
         make(Request(**asked), strict=True, gpus=nobody)

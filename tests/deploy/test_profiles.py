@@ -148,7 +148,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tex
 @pytest.mark.parametrize(
     ("gpus", "name", "flags", "message"),
     [
-        ([H200], "fish_qwen3_omni_2gpu", {}, "starts 2 engines, one on each GPU; this machine has 1 GPUs"),
+        ([H200], "fish_qwen3_omni_2gpu", {}, "starts 2 engines, one on each GPU; GPUs here: 1"),
         ([H200], "fish_qwen3_omni_2gpus", {}, "did you mean fish_qwen3_omni_2gpu?"),
         ([H200], "auto", {"set_values": ["codec.device=cuda:1"]}, "to put it on a second device is not built yet"),
     ],

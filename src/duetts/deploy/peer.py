@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,7 @@ from duetts.settings.table import BY_NAME
 from duetts.settings.values import from_plain
 
 OURS = ("max_model_len", "dtype", "quantization")  # of the file or of stage 0, where they mean the same here
-CODEC = "chunks grow with what the listener has in hand, and the codec keeps its state: nothing is computed twice"
-FLOW = "frames go straight from the language model to the codec in the same process"
-NO_EQUAL = {
-    "async_chunk": "audio is always handed over while it is made",
-    "enable_chunked_prefill": "prompts are always read in blocks",
-    "max_num_batched_tokens": "prompts are always read in blocks, see prefill_block",
-    "enable_prefix_caching": "beginnings of prompts are always shared",
-    "trust_remote_code": "code from a model's folder is never run",
-    "enforce_eager": "the engine records its steps whatever the file says",
-    "async_scheduling": "scheduling has one form",
-    "compilation_config": "nothing is compiled",
-    "distributed_executor_backend": "engines are processes of one server",
-    "model_runner": "there is one",
-    "pipeline": "it follows from the model",
-    "default_sampling_params": "the model's own defaults hold; requests say what they want else",
-    "env": "variables are set where duetts is started",
-    "edges": FLOW, "connectors": FLOW, "output_connectors": FLOW, "input_connectors": FLOW,
-    "codec_streaming": CODEC, "codec_chunk_frames": CODEC, "codec_left_context_frames": CODEC,
-    "initial_codec_chunk_frames": CODEC + "; first_chunk is the first one's frames",
-    "fish_speech_single_initial_chunk": CODEC,
-}  # fmt: skip
-POLLS = "nothing is polled"
-PREFIXES = {
-    "connector_get_": POLLS, "fish_speech_backlog_": CODEC, "fish_speech_tensor_codes": FLOW,
-    "fish_speech_dac_": "the codec's type and batches follow the device",
-}  # fmt: skip
+NO_EQUAL: Mapping[str, str] = load(Path(__file__).parent / "vllm_omni.toml")
 ONLY_ONE = ("tensor_parallel_size", "pipeline_parallel_size")
 OWN = ("stages", "platforms", "base_config", "custom_voice_dir", "data_parallel_size", *OURS, *ONLY_ONE)
 OF_STAGES = (
@@ -155,5 +131,4 @@ def _without_equal(content: Mapping[str, Any], stages: Mapping[int, Mapping[str,
 
 
 def _reason(key: str) -> str:
-    found = NO_EQUAL.get(key) or next((why for prefix, why in PREFIXES.items() if key.startswith(prefix)), None)
-    return found or "unknown here"
+    return next((why for pattern, why in NO_EQUAL.items() if fnmatch(key, pattern)), "unknown here")

@@ -104,7 +104,7 @@ def choose(name: str, values: Mapping[str, Value]) -> tuple[Layer | None, list[s
         raise ConfigError(f"profile {chosen} is for models of type {made_for}; {model} is {kind}")
     engines = content.get("processes", {}).get("engines", 1)
     if gpus is not None and engines > 1 and len(gpus) < engines and values["engines"].source == DEFAULT and device != "cpu":
-        raise ConfigError(f"profile {chosen} starts {engines} engines, one on each GPU; this machine has {len(gpus)} GPUs")
+        raise ConfigError(f"profile {chosen} starts {engines} engines, one on each GPU; GPUs here: {len(gpus)}")
     layer = (f"profile {chosen}", fitted(content, gpus or [], values["gpu_memory_utilization"].value))
     sizes = {**layer[1]["engine"], **layer[1].get("processes", {})}
     told = ", ".join(f"{key} {value}" for key, value in sizes.items())

@@ -95,7 +95,7 @@ def make(request: Request, strict: bool = False, gpus: Callable[[], list[Gpu] | 
     variant = reading.one_of("variant", request.variant, VARIANTS, "default")
     task = reading.one_of("task", request.task, TASKS, TASKS[0])
     goal = reading.one_of("goal", request.goal, GOALS, GOALS[0])
-    precision = _precision(reading, variant, hardware, model)
+    variant, precision = _precision(reading, variant, hardware, model)
     if not (hardware.measured or model.sizes is None):
         reading.warnings.append(f"untested: nobody has run {model.id} on {hardware.card.name} with duetts")
     flags, profile = _flags(model, hardware, count, precision, goal)
@@ -105,7 +105,7 @@ def make(request: Request, strict: bool = False, gpus: Callable[[], list[Gpu] | 
     places = next(value for name, value, _ in flags if name == "max_num_seqs")
     estimates = _estimates(model, hardware, precision, int(places), goal, count, reading.warnings)
     docker = docker_argv(argv, hardware.brand, visible)
-    given = {"--profile": _about(profile)} if profile else {"--profile": "The model is so small that defaults do"}
+    about = load_profile(profile)["about"] if profile else "The model is so small that the defaults do"
     return {
         "schema": SCHEMA,
         "model": {"id": model.id, "model_type": "fish_qwen3_omni", "parameters": model.parameters, "license": model.license},
@@ -121,7 +121,7 @@ def make(request: Request, strict: bool = False, gpus: Callable[[], list[Gpu] | 
             "command": ("CUDA_VISIBLE_DEVICES=" + visible + " " if visible else "") + shlex.join(argv), "argv": argv,
             "env": {"CUDA_VISIBLE_DEVICES": visible} if visible else {},
             "docker_command": shlex.join(docker), "docker_argv": docker,
-            "reasons": given | {"--" + name.replace("_", "-"): reason for name, _, reason in flags},
+            "reasons": {"--profile": about} | {"--" + name.replace("_", "-"): reason for name, _, reason in flags},
         },
         "deploy_config": _deploy_config(model.id, profile, flags),
         "verify": verify(model.id),
@@ -160,20 +160,19 @@ def _count(reading: Reading, text: str | None, hardware: Hardware, default: int)
     return int(reading.one_of("gpus", text, known, str(default)))
 
 
-def _precision(reading: Reading, variant: str, hardware: Hardware, model: Model) -> str:
-    """bf16 where the card can, 8 bits where it has too little memory or is too slow for one listener."""
+def _precision(reading: Reading, variant: str, hardware: Hardware, model: Model) -> tuple[str, str]:
+    """The variant as it can be, and its precision: bf16 where the card can, 8 bits where its memory is small or slow. One
+    request alone decides what is too slow."""
     if hardware.brand == "cpu" or model.sizes is None:
         usual = "fp32" if hardware.brand == "cpu" else "bf16"
-        return usual if variant == "default" else reading.instead("variant", variant, "only default", usual)
+        return reading.one_of("variant", variant, ["default"], "default"), usual
     small = hardware.memory_gb * 1e9 < SMALL or _busy(1, "bf16", hardware.card) > SLOW_ALONE
     usual = "int8" if small else "bf16"
-    if variant == "default":
-        return usual
     if variant == "fp8" and not hardware.fp8:
-        return reading.instead("variant", variant, f"{hardware.card.name} has no such type; int8 is as small", "int8")
-    if _room(hardware, variant) < 1:
-        return reading.instead("variant", variant, f"it does not fit into {hardware.memory_gb:g} GB", usual)
-    return variant
+        variant = reading.instead("variant", variant, f"{hardware.card.name} has no such type; int8 is as small", "int8")
+    elif variant != "default" and _room(hardware, variant) < 1:
+        variant = reading.instead("variant", variant, f"it does not fit into {hardware.memory_gb:g} GB", "default")
+    return variant, usual if variant == "default" else variant
 
 
 Flag = tuple[str, Any, str]
@@ -182,7 +181,8 @@ Flag = tuple[str, Any, str]
 def _flags(model: Model, hardware: Hardware, count: int, precision: str, goal: str) -> tuple[list[Flag], str]:
     """Name, value and reason of each flag over the profile, and the profile."""
     if model.sizes is None:
-        return [("max_num_seqs", 8, "The default"), ("device", "cpu" if count == 0 else "cuda", "Asked for")], ""
+        device = ("device", "cuda" if count else "cpu", "The hardware that was asked for")
+        return [("max_num_seqs", 8, "The default"), device, ("engines", max(1, count), "One on each GPU")], ""
     if count == 0:
         reason = "A CPU is slower than one listens: few at a time"
         return [("max_num_seqs", 1 if goal == "latency" else 2, reason)], "fish_qwen3_omni_cpu"
@@ -194,19 +194,13 @@ def _flags(model: Model, hardware: Hardware, count: int, precision: str, goal: s
         flags.append(("engines", count, "A whole engine on each GPU; a model is not spread over several"))
     kind = QUANTIZATIONS[precision]
     if kind != profile.get("engine", {}).get("quantization", "none"):
-        why = {"none": "Asked for", "fp8": "Asked for"}.get(
-            kind, "Half as much to read for each frame, for which this card needs longest"
-        )
+        why = "Asked for" if kind == "none" else "Half as much to read for each frame, and half the memory"
         flags.append(("quantization", kind, why))
     room, time = _room(hardware, precision), _in_time(precision, hardware.card, BUSY[goal])
     places = max([1, *(step for step in LADDER if step <= min(room, time))])
-    bound = f"{BUSY[goal]:.0%} of a frame's 46 ms allow" if time <= room else f"{hardware.memory_gb:g} GB of memory allow"
-    reason = (
-        f"As many as {bound} by estimate, for {goal}"
-        if time
-        else f"Even one alone takes more than {BUSY[goal]:.0%} of its time"
-    )
-    flags.append(("max_num_seqs", places, reason))
+    bound = f"{BUSY[goal]:.0%} of a frame's 46 ms" if time <= room else f"{hardware.memory_gb:g} GB of memory"
+    few = f"One: by estimate even it takes more than {bound}"
+    flags.append(("max_num_seqs", places, f"As many as {bound} allow by estimate, for {goal}" if time else few))
     flags.append(("max_queue", LINE[goal] * places, f"{LINE[goal]} may wait for each place, for {goal}"))
     if goal == "latency":
         flags.append(("first_chunk", 1, "The first audio is one frame, 46 ms"))
@@ -214,11 +208,6 @@ def _flags(model: Model, hardware: Hardware, count: int, precision: str, goal: s
     if goal == "throughput":
         flags.append(("first_chunk", 4, "Fewer calls of the codec; the first audio is later by two frames"))
     return flags, "fish_qwen3_omni" + suffix
-
-
-def _about(profile: str) -> str:
-    about: str = load_profile(profile)["about"]
-    return about
 
 
 def _deploy_config(model: str, profile: str, flags: Sequence[Flag]) -> dict[str, Any]:
