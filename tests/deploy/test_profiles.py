@@ -134,6 +134,7 @@ def test_a_deploy_file_that_is_a_profile_by_its_name(name: str) -> None:
         ("base: fish_qwen3_omni_24g\n", "did you mean fish_qwen3_omni_24gb?"),
         ("codec: {device: cuda:1}\n", "to put it on a second device is not built yet. Two GPUs are two replicas"),
         ("placement: {codec_on: next}\n", "a model is not spread over GPUs"),
+        ("overrides: {h200: {max_num_seqs: 3}}\n", "what follows from the machine is in profiles"),
         ("engine: {max_num_seq: 3}\n", "did you mean max_num_seqs?"),
         ("at_most: {max_num_seqs: 3}\n", "own.yaml: at_most is unknown"),
         ("stages: [{stage_id: 0}]\n", "`duetts config --from-vllm-omni own.yaml` makes one for duetts"),

@@ -301,6 +301,7 @@ MISSING_SECTIONS = {
     "second device is not built yet. Two GPUs are two replicas, engines: 2, as in the profile fish_qwen3_omni_2gpu",
     "placement": "replicas are processes.engines, one on each GPU; the codec runs beside its language model, and a model is "
     "not spread over GPUs",
+    "overrides": "what follows from the machine is in profiles; several files may share one base",
     "sampling": "the model's own defaults hold, and requests say what they want else",
 }
 # Variables that are no settings of a server, and what reads them.
