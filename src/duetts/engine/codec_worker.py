@@ -296,6 +296,8 @@ class CodecWorker:
         if stream.sequence.streaming:
             asked = 0 if stream.last else stream.sequence.utterance.first_chunk
             size = min(asked, size) or self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
+            if quantum is None and not asked:  # recordings are for powers of two: any other number takes several
+                size = 1 << size.bit_length() - 1
         if quantum is not None:
             size = min(size, quantum - stream.shown) if stream.sequence.streaming else quantum - stream.shown
         if waiting < size and not stream.ended:

@@ -33,6 +33,7 @@ from duetts.engine.runner import Runner
 from duetts.engine.scheduler import Room
 from duetts.engine.stream import Channel, Post
 from duetts.engine.vocoder import GPU_DTYPE, CodecVocoder, GraphedVocoder
+from duetts.kernels import guard
 from duetts.models.codec import Codec
 from duetts.models.stream_decoder import StreamDecoder
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
@@ -86,7 +87,10 @@ class InProcessSpeaker:
             return await codes
 
     def stats(self) -> dict[str, Any]:
-        return self._engine.stats()
+        """The engine's, and whether attention runs its own kernel. Twins on a CPU count as neither."""
+        use = guard.DECODE
+        fallbacks = sum(use.fallbacks.values())
+        return {**self._engine.stats(), "attention_hits": use.short + use.long, "attention_fallbacks": fallbacks}
 
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
@@ -148,6 +152,7 @@ def start_speaker(folder: Path, config: EngineConfig) -> InProcessSpeaker:
     log.info("%s on %s, %d positions", plan, device, plan.positions)
     dtype, longest = choose_dtype(config.dtype, device, model_config), longest_sequence(model_config, config)
     torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions; it changes about 3 % of a reference's codes
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums stay in float32, as the kernels keep them
     dummy = config.seed if config.load_format == "dummy" else None
     model = load_model(
         folder, device=device, dtype=dtype, codec_dtype=torch.float64 if dtype == torch.float64 else torch.float32,

@@ -101,6 +101,8 @@ ENGINE_FIGURES = (
     Figure("smallest_buffer_s", "smallest_buffer_seconds", "Audio in hand of the listener that has least; negative: late."),
     Figure("underruns", "underruns", "Listeners that had to wait for a chunk.", "counter"),
     Figure("stalled_s", "stalled_seconds", "How long the loop has work and makes no step."),
+    Figure("attention_hits", "attention_kernel_calls", "Decode attention launched or recorded as its own kernel.", "counter"),
+    Figure("attention_fallbacks", "attention_fallbacks", "Decode attention left to plain torch on a GPU.", "counter"),
     Figure("starts", "engine_starts", "Starts of the engine's process.", "counter"),
 )
 # Of the server as a whole.
