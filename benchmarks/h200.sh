@@ -78,7 +78,7 @@ part() {
 # serve FLAGS...: a server that is ready, or a failure.
 serve() {
     local began=$SECONDS
-    "$PYTHON" -m duetts serve "$FOLDER" --served-model-name s2-pro --port $PORT --default-voice none --log-requests off \
+    "$PYTHON" -m duetts serve "$FOLDER" --served-model-name s2-pro --port $PORT --default-voice none --profile none --log-requests off \
         --max-queue 1024 --reference-queue 1024 "${SEATS[@]}" "$@" >>"$OUT/server.log" 2>&1 &
     SERVER=$!
     until "$PYTHON" -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:$PORT/ready', timeout=2)" 2>/dev/null; do
