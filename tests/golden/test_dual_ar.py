@@ -252,7 +252,6 @@ def check_filter(model: DualAR, arrays: Arrays, golden_dir: Path) -> None:
     assert names
     for name in names:
         temperature, top_p, top_k = arrays.given(name).tolist()
-        rows = SamplingRows.of([Sampling(temperature, top_p, int(top_k))], [0], CPU)
         ordered, ids = reference.candidates(logits, torch.tensor([top_p]), torch.tensor([int(top_k)]), logits.shape[1])
         tempered = torch.tensor([temperature])
         probabilities = torch.zeros_like(logits).scatter(1, ids, (ordered / tempered.clamp(min=1e-5)[:, None]).softmax(-1))

@@ -37,6 +37,4 @@ def test_a_quantized_model_says_nearly_the_same(kind: str) -> None:
     assert coarse.slow.head.dtype == torch.float32
     wanted, found = logits(exact), logits(coarse)
     error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt().item()
-    assert (
-        0 < error < (0.12 if kind == "fp8" else 0.03)
-    )
+    assert 0 < error < (0.12 if kind == "fp8" else 0.03)
