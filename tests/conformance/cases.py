@@ -107,7 +107,7 @@ def a_seed_is_kept_in_company(target: Target) -> None:
     first = target.speak(**body)
     assert first.headers["X-Seed"] == "11"
     assert target.speak(**body).content == first.content
-    others = [{"input": f"Somebody else says number {index}.", "max_new_tokens": 40} for index in range(24)]
+    others = [{"input": f"Somebody else says number {index}.", "max_new_tokens": 12} for index in range(24)]
     crowd = [body if index % 4 == 0 else others[index - index // 4 - 1] for index in range(32)]
     for sent, answer in zip(crowd, target.together(crowd), strict=True):
         again = target.speak(**sent) if answer.status_code == 429 else answer

@@ -41,7 +41,7 @@ def request_of(index: int) -> dict[str, Any]:
     """Different texts, seeds and sampling; some with a reference, some streamed."""
     fields: dict[str, Any] = {
         "input": TEXTS[index % len(TEXTS)], "seed": index, "temperature": 0.6 + 0.1 * (index % 5),
-        "response_format": "pcm", "max_new_tokens": 10 + 5 * (index % 6),
+        "response_format": "pcm", "max_new_tokens": 4 + 3 * (index % 6),
     }  # fmt: skip
     if index % 4 == 0:
         encoded = base64.b64encode(clip("control_pcm16.wav")).decode()
@@ -51,7 +51,7 @@ def request_of(index: int) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("count", [2, 8, 32])
+@pytest.mark.parametrize("count", [3, 24])
 def test_requests_at_once_give_the_same_bytes_as_each_alone(served: Served, count: int) -> None:
     alone = [served.speak(**request_of(index)).content for index in range(count)]
     assert all(alone)
@@ -82,7 +82,9 @@ def test_streamed_bytes_equal_complete_bytes(served: Served) -> None:
 def test_every_clip_has_its_outcome(served: Served, row: dict[str, Any]) -> None:
     name = Path(row["file"]).name
     encoded = base64.b64encode(clip(name)).decode()
-    answer = served.speak(input="Hi.", seed=1, ref_audio=f"data:audio/wav;base64,{encoded}", ref_text=REF_TEXT)
+    answer = served.speak(
+        input="Hi.", seed=1, max_new_tokens=4, ref_audio=f"data:audio/wav;base64,{encoded}", ref_text=REF_TEXT
+    )
     assert answer.status_code in row["status_allowed"], answer.text
     if name in REFUSED_CLIPS:
         assert answer.json()["error"]["code"] == REFUSED_CLIPS[name]
