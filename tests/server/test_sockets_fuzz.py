@@ -29,7 +29,7 @@ from tests.server.real import Served, serve
 from tests.server.sine import Knobs
 from tests.server.test_real_engine_fuzz import EMPTY, ODD, TEXTS, damaged
 
-SECONDS, LONG_SECONDS = 4.0, 40.0  # of each part
+SECONDS, LONG_SECONDS = 1.5, 40.0  # of each part
 CLIENTS = 8
 ANSWER_S = 20.0  # in which something must come
 CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 4400, 4408, 4409}
