@@ -50,13 +50,13 @@ SCENARIOS: dict[str, Load] = {
 
 # First come, first served as peers do it and with small chunks; ours with one part taken away.
 CAUSES = [
-    replace(FCFS, name="first come, first served, chunks of 25", chunks=FixedChunks(25, 25)),
+    replace(FCFS, name="first come, first served, chunks of 16", chunks=FixedChunks(16, 16)),
     replace(FCFS, name="first come, first served, chunks of 4", chunks=FixedChunks(4, 4)),
     FCFS,
     replace(FCFS, name="first come, first served, our chunks", chunks=DEADLINE.chunks),
     replace(DEADLINE, name="deadline, by arrival instead", order=by_arrival),
     replace(DEADLINE, name="deadline, complete answers not told apart", tells_apart=False),
-    replace(DEADLINE, name="deadline, chunks of 12", chunks=FCFS.chunks),
+    replace(DEADLINE, name="deadline, chunks of 8", chunks=FCFS.chunks),
     replace(DEADLINE, name="deadline, nobody stands back", stands_back=False),
     replace(DEADLINE, name="deadline, everybody let in", admits_by_lateness=False),
     DEADLINE,

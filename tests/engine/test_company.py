@@ -47,7 +47,7 @@ def utterance(tokenizer: Tokenizer, index: int, voices: list[tuple[Int32, str]])
     )  # fmt: skip
 
 
-async def test_twenty_at_once_some_of_whom_leave(endless_folder: Path, tokenizer: Tokenizer) -> None:
+async def test_thirty_two_at_once_some_of_whom_leave(endless_folder: Path, tokenizer: Tokenizer) -> None:
     voices = [voice(number, frames) for number, frames in enumerate((90, 40, 170))]
     work = [utterance(tokenizer, index, voices) for index in range(32)]
     async with speaker(endless_folder) as own:
