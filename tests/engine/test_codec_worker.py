@@ -103,6 +103,23 @@ def test_a_small_call_that_nobody_needs_waits_for_company() -> None:
     assert (vocoder.calls, complete.playout.handed) == ([1, 1], 8)
 
 
+def test_a_listener_who_waits_is_not_handed_less_than_what_a_call_computes_anyway() -> None:
+    """One frame at a time, each in a call of four, made whoever was late ever later."""
+    vocoder, now = Vocoder(4), 0.0
+    vocoder.quantum = 4
+    worker = CodecWorker(vocoder, ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: now)
+    listener, ear = sequence(0, streaming=True)
+    push(worker, listener, 2)
+    assert worker.step()
+    assert ear.heard == [0, 1]
+    now, worker.made_s = 9.0, 0.05  # nothing is left in hand
+    push(worker, listener, 10)
+    handed = []
+    while worker.step():
+        handed.append(len(ear.heard))
+    assert handed == [4, 8, 12]
+
+
 @pytest.mark.parametrize(("asked", "handed"), [(0, 2), (1, 1), (4, 4), (5, 5), (100, 8)])
 def test_a_listener_may_say_how_many_frames_come_first(asked: int, handed: int) -> None:
     worker = CodecWorker(Vocoder(4), ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: 0.0)

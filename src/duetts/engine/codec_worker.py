@@ -293,6 +293,7 @@ class CodecWorker:
         if stream.slot is None and not self._free:
             return 0
         size, quantum = self._policy.largest, self._vocoder.quantum
+        asked = 0
         if stream.sequence.streaming:
             asked = 0 if stream.last else stream.sequence.utterance.first_chunk
             size = min(asked, size) or self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
@@ -302,6 +303,8 @@ class CodecWorker:
             size = min(size, quantum - stream.shown) if stream.sequence.streaming else quantum - stream.shown
         if waiting < size and not stream.ended:
             return 0
+        if quantum is not None and not asked:  # a call takes its time however few of its frames are new
+            size = max(size, min(self._policy.largest, quantum - stream.shown))
         return min(size, waiting)
 
     def _urgency(self, stream: _Stream, now: float) -> float:
