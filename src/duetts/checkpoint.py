@@ -245,14 +245,3 @@ def randomise_codec(codec: Codec, generator: torch.Generator) -> None:
                 fan_in = 2 * parameter.shape[0] if name in transposed else parameter[0].numel()
                 gain = 0.3 if name.endswith("block.3.conv.weight") else 3.0 if name == last else 0.7
                 parameter.normal_(0.0, gain * fan_in**-0.5, generator=generator)
-
-
-def describe_layout(config: ModelConfig, codec: CodecConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Names and shapes of every tensor that a published checkpoint of these dimensions holds: language model, codec."""
-    with torch.device("meta"):
-        modules = DualAR(config), Codec(codec)
-    language = {published_name(name): tuple(p.shape) for name, p in modules[0].named_parameters()}
-    waveform: dict[str, tuple[int, ...]] = {}
-    for name, parameter in modules[1].named_parameters():
-        waveform |= published_codec_names(name, tuple(parameter.shape))
-    return language, waveform

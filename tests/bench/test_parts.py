@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from duetts.checkpoint import describe_layout
 from duetts.model_config import CodecConfig, ModelConfig
 from duetts.parts_bench import layer_parameters, sizes_of
 from duetts.roofline import FRAME_S, S2_PRO, codec_floor_s, frame_floor_s, prefill_floor_s, throughput
+from tests.published import describe_layout
 from tests.test_cli import duetts
 
 CONFIG = Path(__file__).parents[1] / "data" / "s2_pro_config.json"

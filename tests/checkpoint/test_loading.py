@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from duetts.checkpoint import Model, describe_layout, find_model, load_model, read_configs
+from duetts.checkpoint import Model, find_model, load_model, read_configs
 from duetts.checkpoint_files import INDEX_NAME
 from duetts.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from duetts.model_config import CodecConfig, ModelConfig
+from tests.published import describe_layout
 
 CPU = torch.device("cpu")
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from duetts.checkpoint import describe_layout
 from duetts.model_config import CodecConfig, ModelConfig
+from tests.published import describe_layout
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -6,6 +6,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from benchmarks.codec import TINY
+
 from duetts import kernels
 from duetts.checkpoint import randomise_codec
 from duetts.kernels import codec, codec_reference
@@ -191,17 +193,9 @@ def test_pcm16() -> None:
     assert not found[::2].any()
 
 
-MICRO = {
-    "encoder_dim": 8, "encoder_rates": [2, 2], "encoder_transformer_layers": [0, 0], "latent_dim": 32, "decoder_dim": 96,
-    "decoder_rates": [2, 2], "downsample_factor": [2, 2], "codebook_dim": 8, "semantic_codebook_size": 16,
-    "residual_codebook_size": 8, "n_residual_codebooks": 2, "pre_module_layers": 1, "post_module_layers": 1,
-    "quantizer_transformer": {"n_layer": 1, "n_head": 2, "head_dim": 16, "intermediate_size": 48, "window": 4},
-}  # fmt: skip
-
-
 def test_the_whole_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """All kernels in a row, on a codec of 16 samples a frame, 48 channels in its first stage and 24 in its second."""
-    own = Codec(CodecConfig.from_dict(MICRO)).eval().requires_grad_(False)
+    own = Codec(CodecConfig.from_dict(TINY)).eval().requires_grad_(False)
     randomise_codec(own, torch.Generator().manual_seed(1))
     decoder = StreamDecoder(own, torch.float32)
     monkeypatch.setattr(kernels, "_codec", lambda x: codec)

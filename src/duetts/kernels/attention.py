@@ -28,7 +28,8 @@ from torch import Tensor
 
 from duetts.kernels import projection
 from duetts.kernels.reference import Turn
-from duetts.kernels.rotation import follow, turned
+from duetts.kernels.rotation import turned
+from duetts.kernels.streaming import follow
 
 _TILE = 64  # positions of a tile; half in float32
 _WARPS = 4  # twice in float32, whose products take registers

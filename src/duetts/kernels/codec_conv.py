@@ -33,19 +33,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from duetts.kernels.streaming import follow
 
 NONE, SNAKE, GELU = 0, 1, 2
 # No kernel of their own for 1 or for multiples of 16; blocks are one of them lest the compiler unroll a loop of known length.
 _FLEXIBLE = ["rows", "steps", "blocks", "dilation"]
-
-
-@triton.jit
-def follow(DEPENDENT: tl.constexpr):
-    """Lets the next kernel begin, then waits for the one before: what comes first in a kernel runs beside that."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from duetts.kernels.codec_conv import follow
+from duetts.kernels.streaming import follow
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from duetts.kernels import projection
-from duetts.kernels.rotation import follow
+from duetts.kernels.streaming import follow
 
 _BLOCK = 512  # elements of an embedding that one program sums
 _ROUND = 6  # 2 ** this candidates are looked at together

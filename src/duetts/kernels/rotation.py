@@ -9,20 +9,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from duetts.kernels import projection
+from duetts.kernels.streaming import follow
 
 _WARPS = 4
 _HEADS = 8  # heads of a position that one program turns
-
-
-@triton.jit
-def follow(DEPENDENT: tl.constexpr):
-    """Lets the next kernel begin, then waits for the one before to end: the way to a multiprocessor costs less time so."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit

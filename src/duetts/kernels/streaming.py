@@ -8,6 +8,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def follow(DEPENDENT: tl.constexpr):
+    """Lets the next kernel begin, then waits for the one before: what comes first in a kernel runs beside that."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
 def _ask(weight, rows, column, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
     BYTES: tl.constexpr = COLUMNS * weight.dtype.element_ty.primitive_bitwidth // 8
     PARTS: tl.constexpr = 2 if UNIT == 0 else BYTES // UNIT
@@ -132,9 +140,7 @@ def reduce(partial, scale, bias, residual, out, M, N, SPLIT: tl.constexpr, BLOCK
     """Partial sums [SPLIT, M, N], always added in the same order, then what `stream` does to a whole sum."""
     m = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
+    follow(DEPENDENT)
     product = tl.zeros([BLOCK], tl.float32)
     for part in tl.static_range(SPLIT):
         product += tl.load(partial + (part * M + m) * N + n, n < N, other=0.0)
@@ -162,8 +168,6 @@ def norm(x, gain, out, eps, K: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.
 def gate(a, b, out, total, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
+    follow(DEPENDENT)
     result = _silu(tl.load(a + place, inside, other=0.0)) * tl.load(b + place, inside, other=0.0)
     tl.store(out + place, result, inside)
