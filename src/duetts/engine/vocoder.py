@@ -106,6 +106,8 @@ class GraphedVocoder:
         sizes = range(len(self._shapes))
         self._recordings = Recordings(self._work, sizes, self._blank, decoder.device, replayed=self._on_gpu)
         self._own = torch.cuda.Stream(decoder.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        if self._own is not None:  # weights and state may still be on their way there
+            self._own.wait_stream(torch.cuda.current_stream(decoder.device))
         self._fresh: set[int] = set()
         self._spare: dict[int, list[_Shuttle]] = {size: [] for size in sizes}
 
