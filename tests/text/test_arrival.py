@@ -4,7 +4,7 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duetts.errors import InvalidRequest
@@ -34,6 +34,8 @@ def test_messages_do_not_matter(text: str, cuts: list[int], granularity: Granula
 
 
 @given(text=TEXTS, granularity=st.sampled_from(KINDS), most=st.sampled_from([12, 40, 100]))
+@example(text="a」\u200d\u200d\u200d", granularity="sentence", most=12)  # a mark with joiners that fill a piece
+@example(text="a word 。」\u200d\u200d\u200d", granularity="clause", most=12)
 @settings(deadline=None)
 def test_nothing_is_lost_or_doubled(text: str, granularity: Granularity, most: int) -> None:
     """But for marks alone at the end, and the tag that a cut turn goes on with."""

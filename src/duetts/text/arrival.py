@@ -120,7 +120,7 @@ class ArrivingText:
 
 def _latest(text: str) -> int:
     """Where a text is cut that has grown too long: the latest sentence's end in its last two thirds, else the latest clause's
-    in its last half, else the latest space, else between characters."""
+    in its last half, else the latest space, else between characters. Mere marks are cut at the end."""
     opened = OPEN.search(text)
     last = opened.start() if opened else len(text)
     found = [(place, rank) for place, rank in places(text).items() if place <= last and has_speech(text[:place])]
@@ -131,4 +131,5 @@ def _latest(text: str) -> int:
     place = len(text)
     while place > 1 and (unicodedata.category(text[place - 1])[0] == "M" or text[place - 1] in JOINERS):
         place -= 1
-    return place - 1 if 1 < place < len(text) else place
+    place = place - 1 if 1 < place < len(text) else place
+    return place if has_speech(text[:place]) else len(text)
