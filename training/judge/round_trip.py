@@ -9,7 +9,6 @@ number is read is no matter of the codec.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 import wave
@@ -28,10 +27,9 @@ from training.data.manifest import Row
 from training.data.speakers import DEFAULT, HELD_OUT, Speaker
 from training.data.teachers import Blends, Heart
 from training.data.texts import read_lines
+from training.judge.sets import ORIGINAL, ROUND_TRIP, Line, write_lines
 from training.recipe import SAMPLE_RATE
 from training.report import say
-
-ORIGINAL, ROUND_TRIP = "original", "round-trip"
 
 
 def spoken_lines(lines: Path) -> list[str]:
@@ -115,13 +113,14 @@ def main() -> None:
     if options.blend:
         second = Blends()
         wanted += [(second, row, "blend") for row in rows(lines, blends, options.blend)]
-    with (folder / "lines.jsonl").open("w", encoding="utf-8") as file:
-        for teacher, row, kind in wanted:
-            clip = make_clip(row, front, teacher)
-            name = f"{kind}-{row.number:03d}"
-            write_wave(folder / f"{name}-{ORIGINAL}.wav", clip.samples / 32768)
-            write_wave(folder / f"{name}-{ROUND_TRIP}.wav", pass_through(clip.samples))
-            file.write(json.dumps({"name": name, "speaker": row.speaker.name, "text": row.texts[0]}) + "\n")
+    lines_said = []
+    for teacher, row, kind in wanted:
+        clip = make_clip(row, front, teacher)
+        name = f"{kind}-{row.number:03d}"
+        write_wave(folder / f"{name}-{ORIGINAL}.wav", clip.samples / 32768)
+        write_wave(folder / f"{name}-{ROUND_TRIP}.wav", pass_through(clip.samples))
+        lines_said.append(Line(name, row.texts[0], row.speaker.name))
+    write_lines(folder, lines_said)
     say(f"{len(wanted)} sentences")
     pass_through.report()
 
