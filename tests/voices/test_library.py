@@ -260,8 +260,11 @@ async def test_presets_speak_without_a_store_and_cannot_be_changed(tmp_path: Pat
 async def test_presets_of_another_codec_are_encoded_anew(tmp_path: Path) -> None:
     preset(tmp_path, "Anna", codec="older codec")
     bench = Bench(tmp_path, default_voice="auto")
+    before = {path.name for path in (tmp_path / "presets").rglob("*")}
     assert int((await bench.choose()).codes[0, 0]) == len("codec")
     assert bench.encoded == 1
+    await asyncio.sleep(0.2)
+    assert {path.name for path in (tmp_path / "presets").rglob("*")} == before, "a model's folder is not written to"
 
 
 async def test_a_stored_voice_hides_a_preset_that_came_later(tmp_path: Path) -> None:

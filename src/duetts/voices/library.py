@@ -240,7 +240,7 @@ class VoiceLibrary:
             audio = await self._threads.run(stored.audio)
             found = await self._references.codes(await self._references.decode(audio, "voice"))
             codes, hit = found.codes, found.hit
-            if codec_id:
+            if codec_id and stored.voice.origin != "preset":  # a model's folder is not ours to write to
                 self._threads.start(stored.keep_codes, codec_id, codes)
         self.hits += hit
         self.misses += not hit
