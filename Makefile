@@ -25,7 +25,7 @@ test: setup
 	$(BIN)/python -m pytest
 
 test-slow: setup $(LISTENER)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -rs
 
 # Who writes down what was said. Where it cannot be had, the tests that need it are skipped and say so.
 $(LISTENER): $(STAMP)
@@ -54,4 +54,4 @@ $(JUDGES)/.installed: $(STAMP) training/judge/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(JUDGES) build dist src/*.egg-info demo.wav
+	rm -rf $(VENV) $(JUDGES) build dist src/*.egg-info demo.wav demo-voice.wav
