@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,32 +17,35 @@ import httpx
 
 READY_S = 180.0
 ANSWER_S = 600.0  # a long text on a busy machine
-LISTENING = "listening on "
+LISTENING = re.compile(r"listening on (http\S+)\n")
 
 
 @contextmanager
 def served(model: Path | None, *options: str) -> Iterator[str]:
     """The address of `duetts serve` on a free port, with voices of its own. It ends with the block."""
-    with tempfile.TemporaryDirectory() as voices:
+    with tempfile.TemporaryDirectory() as name:
+        log = Path(name) / "log"
         command = [sys.executable, "-m", "duetts", "serve", *([str(model)] if model else []), "--port", "0"]
-        process = subprocess.Popen([*command, "--voices-dir", voices, *options], stderr=subprocess.PIPE, text=True)
+        with log.open("wb") as file:
+            process = subprocess.Popen([*command, "--voices-dir", f"{name}/voices", *options], stderr=file)
         try:
-            yield _address(process)
+            yield _address(process, log)
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
-def _address(process: subprocess.Popen[str]) -> str:
-    """Waits until the server says where it listens; then its log is read and dropped, so that it never waits for a reader."""
-    assert process.stderr is not None
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if LISTENING in line:
-            threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True).start()
-            return line.split(LISTENING)[1].split()[0]
-    raise SystemExit(f"the server ended with code {process.wait()}:\n{''.join(said[-20:])}")
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Waits until the server says where it listens."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        if found := LISTENING.search(said):
+            return found[1]
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with code {process.returncode}:\n{said[-2000:]}")
+        time.sleep(0.1)
+    raise SystemExit(f"the server did not listen within {READY_S:.0f} s")
 
 
 class Server:
@@ -50,6 +53,12 @@ class Server:
 
     def __init__(self, address: str) -> None:
         self.http = httpx.Client(base_url=address, timeout=ANSWER_S, trust_env=False)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *left: object) -> None:
+        self.http.close()
 
     def wait(self) -> None:
         """Until it would take a request."""

@@ -144,8 +144,8 @@ def main() -> None:
     parser.add_argument("--originals", type=Path, help="folder of training.judge.originals")
     options = parser.parse_args()
     model = options.model or (None if options.url else resolve_model(None))
-    with nullcontext(options.url) if options.url else served(options.model) as address:
-        speak_all(Server(address), options.out, model, options.originals)
+    with nullcontext(options.url) if options.url else served(options.model) as address, Server(address) as server:
+        speak_all(server, options.out, model, options.originals)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,12 @@ SCALES = ((1_000_000, "million"), (1000, "thousand"), (100, "hundred"))
 IRREGULAR = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
              "twelve": "twelfth"}  # fmt: skip
 LONGEST_NUMBER = 9  # digits
+# What British and American writers spell differently is no other word.
+SPELLINGS = {
+    "theatre": "theater", "theatres": "theaters", "centre": "center", "centres": "centers", "colour": "color",
+    "colours": "colors", "coloured": "colored", "grey": "gray", "harbour": "harbor", "neighbour": "neighbor",
+    "neighbours": "neighbors", "favourite": "favorite", "travellers": "travelers", "aluminium": "aluminum",
+}  # fmt: skip
 
 
 def number_words(value: int) -> str:
@@ -42,10 +48,11 @@ def _number(found: re.Match[str]) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Lower case, no punctuation, hyphens open, whole numbers, ordinals and percents in words."""
+    """Lower case, no punctuation, hyphens open, one spelling, whole numbers, ordinals and percents in words."""
     text = re.sub(r"(?<=\d),(?=\d)", "", text.lower()).replace("%", " percent")
     text = re.sub(r"(\d+)(st|nd|rd|th)?", _number, text)
-    return re.sub(r"[^a-z0-9 ]", " ", re.sub(r"['’]", "", text)).split()
+    plain = re.sub(r"[^a-z0-9 ]", " ", re.sub(r"['’]", "", text)).split()
+    return [SPELLINGS.get(word, word) for word in plain]
 
 
 @dataclass(frozen=True, slots=True)
