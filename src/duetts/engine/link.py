@@ -260,11 +260,12 @@ class Link:
         chunk = wire.read_chunk(message, self.info)
         if message.take("number", int) != call.chunks:
             raise WireError(f"chunk {message.values['number']} came in place of chunk {call.chunks}")
-        if call.frames + chunk.num_frames > utterance.max_frames:
-            raise WireError(f"there are more frames than the {utterance.max_frames} that were asked for")
+        most = int(utterance.prompt.shape[1]) if utterance.decode_only else utterance.max_frames
+        if call.frames + chunk.num_frames > most:
+            raise WireError(f"there are more frames than the {most} that were asked for")
         call.chunks += 1
         call.frames += chunk.num_frames
-        call.owed = utterance.max_frames - call.frames
+        call.owed = most - call.frames
         call.items.put_nowait(chunk)
 
     def _on_end(self, call: Call, message: Message) -> None:
