@@ -88,6 +88,13 @@ def test_doctor_reports_a_whole_folder_and_a_broken_one(tiny_folder: Path, tmp_p
     assert run.returncode == 1
     assert "truncated" in run.stdout
     assert "tokenizer.json is missing" in run.stdout
+    apart = duetts_here("doctor", str(tiny_folder), "--device", "cpu", "--codec-device", "next")
+    assert apart.returncode == 0
+    sums = [line for line in apart.stdout.splitlines() if " memory " in line]
+    assert [line.split()[1] for line in sums] == ["engine", "codec"]
+    assert "codec 0.00" in sums[0]
+    assert "weights 0.00" in sums[1]
+    assert duetts_here("doctor", str(tiny_folder), "--device", "cpu", "--codec-device", "cuda:77").returncode == 1
     too_much = duetts_here("doctor", str(tiny_folder), "--device", "cpu", "--max-num-seqs", "100000000")
     assert too_much.returncode == 1
     assert "does not fit" in too_much.stdout

@@ -83,6 +83,7 @@ SAMPLES: dict[str, tuple[str, Any, Any]] = {
     "load_format": ("dummy",) * 3,
     "quantization": ("int8",) * 3,
     "engine_kind": ("null",) * 3,
+    "codec_device": ("cuda:2",) * 3,
     "dialect": ("openai",) * 3,
     "log_level": ("debug",) * 3,
     "unknown_fields": ("reject",) * 3,

@@ -62,7 +62,8 @@ def test_all_hardware_with_all_goals_is_rendered_parsed_and_valid(monkeypatch: p
             profile, _ = choose(base or "none", resolve({}, {}, *files))
             assert build(resolve({}, {}, profile, *files)) == settings
             assert settings.engine.max_num_seqs == made["estimates"]["max_num_seqs"]
-            assert settings.processes.engines == max(1, count)
+            apart = settings.processes.codec_device == "next"
+            assert settings.processes.engines * (2 if apart else 1) == max(1, count)
             assert len(made["serve"]["env"].get("CUDA_VISIBLE_DEVICES", "0").split(",")) in (1, count)
             flags = {word for word in made["serve"]["argv"] if word.startswith("--")}
             assert flags == set(made["serve"]["reasons"])
@@ -85,6 +86,7 @@ def test_flags_follow_from_the_hardware_and_the_goal() -> None:
     assert flags(hardware="rtx_5080")["--profile"] == "fish_qwen3_omni_16gb"
     assert flags(hardware="h200")["--profile"] == "fish_qwen3_omni_8gpu"
     assert flags(hardware="h200", gpus="2")["--profile"] == "fish_qwen3_omni_2gpu"
+    assert "--engines" not in flags(hardware="h200", gpus="2")
     assert flags(hardware="h200", gpus="1")["--engines"] == "1"
     assert flags(hardware="gb200")["--engines"] == "4"
     assert flags(hardware="dgx_spark")["--quantization"] == "int8"

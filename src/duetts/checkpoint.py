@@ -69,29 +69,51 @@ def load_model(
     folder: Path, *, device: torch.device, dtype: torch.dtype, codec_dtype: torch.dtype, max_positions: int | None = None,
     dummy_seed: int | None = None, quantization: str = "none",
 ) -> Model:  # fmt: skip
-    """Builds both parts on `device` and fills them from the folder, or with seeded random weights if `dummy_seed` is given.
+    """Both parts on one device, filled from the folder, or with seeded random weights if `dummy_seed` is given.
 
     Raises `CheckpointError` (one of its kinds) naming the file, key or tensor that is wrong.
     """
     config, codec_config = read_configs(folder)
+    dual_ar = load_dual_ar(
+        folder, device=device, dtype=dtype, max_positions=max_positions, dummy_seed=dummy_seed, quantization=quantization
+    )
+    return Model(config, codec_config, dual_ar, load_codec(folder, device=device, dtype=codec_dtype, dummy_seed=dummy_seed))
+
+
+def load_dual_ar(
+    folder: Path, *, device: torch.device, dtype: torch.dtype, max_positions: int | None = None,
+    dummy_seed: int | None = None, quantization: str = "none",
+) -> DualAR:  # fmt: skip
+    """The language model alone. Raises as `load_model`."""
+    config, codec_config = read_configs(folder)
     with torch.device("meta"):
-        dual_ar, codec = DualAR(config, codec_config.residual_size), Codec(codec_config)
+        dual_ar = DualAR(config, codec_config.residual_size)
     dual_ar.to(dtype).to_empty(device=device)
-    codec.to(codec_dtype).to_empty(device=device)
     if dummy_seed is None:
         _fill(dual_ar, open_language_model(folder), lambda name: _language_model_place(name, dual_ar))
-        _fill_codec(codec, open_codec(folder))
     else:
-        generator = torch.Generator(device).manual_seed(dummy_seed)
-        randomise_language_model(dual_ar, generator)
-        randomise_codec(codec, generator)
-    for module in (dual_ar, codec):
-        module.requires_grad_(False)
-        module.eval()
+        randomise_language_model(dual_ar, torch.Generator(device).manual_seed(dummy_seed))
+    dual_ar.requires_grad_(False)
+    dual_ar.eval()
     if quantization != "none":
         dual_ar.quantize(quantization)
     dual_ar.prepare(min(config.slow.max_positions, max_positions or config.slow.max_positions))
-    return Model(config, codec_config, dual_ar, codec)
+    return dual_ar
+
+
+def load_codec(folder: Path, *, device: torch.device, dtype: torch.dtype, dummy_seed: int | None = None) -> Codec:
+    """The codec alone; random weights are the same wherever the language model is. Raises as `load_model`."""
+    _, config = read_configs(folder)
+    with torch.device("meta"):
+        codec = Codec(config)
+    codec.to(dtype).to_empty(device=device)
+    if dummy_seed is None:
+        _fill_codec(codec, open_codec(folder))
+    else:
+        randomise_codec(codec, torch.Generator(device).manual_seed(dummy_seed))
+    codec.requires_grad_(False)
+    codec.eval()
+    return codec
 
 
 # -- names ---------------------------------------------------------------------------------------------------------------

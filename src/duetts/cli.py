@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from duetts.cli_bench import bench
 from duetts.cli_voices import voices_app
-from duetts.config import EMBEDDED, EngineConfig, LogConfig, environment
+from duetts.config import EMBEDDED, EngineConfig, LogConfig, ProcessConfig, environment
 from duetts.errors import ConfigError, DuettsError, FastPathMissing, ModelNotFound, NotEnoughMemory
 from duetts.settings.arguments import Given, rewrite, takes_settings
 from duetts.settings.values import Value, build, resolve, unknown_variables
@@ -26,6 +26,7 @@ app.add_typer(voices_app, name="voices")
 app.command()(bench)
 
 ModelArgument = Annotated[str | None, typer.Argument(help="Model folder or hub id. Without it: duetts-mini.")]
+CodecOption = Annotated[str, typer.Option(envvar="DUETTS_CODEC_DEVICE", help="same, next, cpu or cuda:N.")]
 DeviceOption = Annotated[str, typer.Option(envvar="DUETTS_DEVICE", help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[str, typer.Option(envvar="DUETTS_DTYPE", help="auto, float32, bfloat16 or float16.")]
 FormatOption = Annotated[
@@ -227,6 +228,7 @@ def doctor(
     dtype: DtypeOption = "auto",
     max_num_seqs: SeqsOption = 8,
     max_model_len: LengthOption = None,
+    codec_device: CodecOption = "same",
 ) -> None:
     """Say what is in a model folder, what this machine has, and what would not fit."""
     from duetts.doctor import examine
@@ -234,7 +236,7 @@ def doctor(
 
     try:
         engine = EngineConfig(device=device, dtype=dtype, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        findings = list(examine(resolve_model(model), engine))
+        findings = list(examine(resolve_model(model), engine, ProcessConfig(codec_device=codec_device)))
     except DuettsError as error:
         fail(error)
     for finding in findings:

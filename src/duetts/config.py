@@ -38,11 +38,8 @@ FISH_KVCACHE_ATTN_WORDS = {
 def environment(values: Mapping[str, str] | None = None) -> dict[str, str]:
     """The `DUETTS_*` variables, prefix removed and lower-cased. Empty values count as unset."""
     source = os.environ if values is None else values
-    return {
-        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
-        for name, value in source.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and value
-    }
+    ours = {name: value for name, value in source.items() if name.startswith(ENVIRONMENT_PREFIX) and value}
+    return {name.removeprefix(ENVIRONMENT_PREFIX).lower(): value for name, value in ours.items()}
 
 
 def cache_folder() -> Path:
@@ -154,6 +151,8 @@ class EngineConfig:
 class ProcessConfig:
     """How many engine processes there are, and how they are watched. Times are in seconds.
 
+    `codec_device` "same": an engine decodes frames itself. Else it has a codec process: on the GPU after its own ("next"; on a
+    CPU beside it), on the CPU, or that of all engines on "cuda:N".
     `kind` "null" is one that answers at once without a model, to measure all the rest.
     `listen` empty is a private unix socket for each engine; "tcp://host:port" takes that port and those after it, for networks
     that are trusted: messages are neither secret nor safe from change there. An engine that is silent for `silence_s` gets
@@ -162,6 +161,7 @@ class ProcessConfig:
     """
 
     engines: int = 1
+    codec_device: str = "same"
     kind: str = "model"
     listen: str = ""
     heartbeat_s: float = 0.2
@@ -177,16 +177,16 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, engines=self.engines)
+        known = re.fullmatch(r"same|next|cpu|cuda:[0-9]{1,3}", self.codec_device) is not None
+        _require(known, f"codec_device {self.codec_device!r} is not one of same, next, cpu, cuda:N")
         _require(self.kind in ENGINES, f"kind {self.kind!r} of engine is not one of {', '.join(ENGINES)}")
         _at_least(0.01, heartbeat_s=self.heartbeat_s, start_limit_s=self.start_limit_s, restart_s=self.restart_s)
         _at_least(0, steady_s=self.steady_s, wait_s=self.wait_s, max_waiting=self.max_waiting, drain_s=self.drain_s)
         _at_least(self.restart_s, restart_max_s=self.restart_max_s)
         _at_least(2 * self.heartbeat_s, silence_s=self.silence_s)
         _at_least(self.silence_s, stuck_s=self.stuck_s)
-        _require(
-            not self.listen or re.fullmatch(r"tcp://[^:/]+:[0-9]{1,5}", self.listen) is not None,
-            f"the engines' address {self.listen!r} is not tcp://host:port",
-        )
+        fit = not self.listen or re.fullmatch(r"tcp://[^:/]+:[0-9]{1,5}", self.listen) is not None
+        _require(fit, f"the engines' address {self.listen!r} is not tcp://host:port")
 
     def address(self, index: int) -> str:
         """The address of one engine when `listen` is set."""
@@ -226,10 +226,8 @@ class Limits:
         _at_least(1, max_new_tokens=self.max_new_tokens, reference_queue=self.reference_queue, batch_items=self.batch_items)
         _at_least(0.01, socket_first_s=self.socket_first_s, socket_idle_s=self.socket_idle_s, live_idle_s=self.live_idle_s)
         _at_least(0, reference_cache_bytes=self.reference_cache_bytes, reference_disk_bytes=self.reference_disk_bytes)
-        _require(
-            0 < self.reference_min_s <= self.reference_max_s,
-            f"reference seconds {self.reference_min_s}..{self.reference_max_s} are no range",
-        )
+        least, most = self.reference_min_s, self.reference_max_s
+        _require(0 < least <= most, f"reference seconds {least}..{most} are no range")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,8 +15,9 @@ import torch
 from duetts.attention import fish_kvcache_attn
 from duetts.checkpoint import read_configs
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
-from duetts.config import EngineConfig
-from duetts.engine.memory import choose_device, longest_sequence, plan_memory
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.memory import MemoryPlan, choose_device, longest_sequence, plan_memory
+from duetts.engine.process import place, place_codec
 from duetts.errors import CheckpointError, ConfigError
 from duetts.model_config import CodecConfig, ModelConfig
 
@@ -32,8 +33,8 @@ class Finding:
     good: bool | None = None
 
 
-def examine(folder: Path, config: EngineConfig) -> Iterator[Finding]:
-    """Looks at everything; a problem ends its own part of the report, not the rest."""
+def examine(folder: Path, config: EngineConfig, processes: ProcessConfig) -> Iterator[Finding]:
+    """Looks at everything; a problem ends its own part of the report, not the rest. Memory is that of the first engine."""
     yield from _machine()
     try:
         model_config, codec_config = read_configs(folder)
@@ -55,7 +56,7 @@ def examine(folder: Path, config: EngineConfig) -> Iterator[Finding]:
     tokenizer = (folder / "tokenizer.json").exists()
     yield Finding("tokenizer", "tokenizer.json is there" if tokenizer else "tokenizer.json is missing", good=tokenizer)
     if len(sizes) == 2:
-        yield from _memory(model_config, codec_config, config)
+        yield from _memory(model_config, codec_config, config, processes)
 
 
 def _machine() -> Iterator[Finding]:
@@ -97,19 +98,31 @@ def _codec_bytes(folder: Path) -> int:
     return _tensor_bytes([open_codec(folder)])
 
 
-def _memory(model_config: ModelConfig, codec_config: CodecConfig, config: EngineConfig) -> Iterator[Finding]:
-    """The same sum that a start refuses by, against what is free now."""
+def _memory(model: ModelConfig, codec: CodecConfig, config: EngineConfig, processes: ProcessConfig) -> Iterator[Finding]:
+    """The same sums that a start refuses by, for each process, against what is free now."""
+    slots = f"{config.max_num_seqs} slots, {longest_sequence(model, config)} positions at most"
+    if processes.codec_device == "same":
+        yield _fit("memory", model, codec, config, slots, lambda plan: plan)
+        return
+    engine = place(config, 0, processes)
+    yield _fit("engine memory", model, codec, engine, slots, lambda plan: replace(plan, codec=0))
+    apart = place_codec(engine, processes)
+    yield _fit("codec memory", model, codec, apart, "a process of its own", lambda plan: replace(plan, weights=0, positions=0))
+
+
+def _fit(
+    topic: str, model: ModelConfig, codec: CodecConfig, config: EngineConfig, what: str,
+    part: Callable[[MemoryPlan], MemoryPlan],
+) -> Finding:  # fmt: skip
     try:
         device = choose_device(config.device)
-        plan = plan_memory(model_config, codec_config, config, device)
+        plan = part(plan_memory(model, codec, config, device))
     except ConfigError as error:
-        yield Finding("memory", str(error), good=False)
-        return
+        return Finding(topic, str(error), good=False)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_bytes()
     fits = plan.total <= free
     advice = "" if fits else "; it does not fit: lower max_num_seqs or max_model_len"
-    slots = f"{config.max_num_seqs} slots, {longest_sequence(model_config, config)} positions at most"
-    yield Finding("memory", f"{plan} ({slots}); {free / GB:.2f} GB free on {device}{advice}", good=fits)
+    return Finding(topic, f"{plan} ({what}); {free / GB:.2f} GB free on {device}{advice}", good=fits)
 
 
 def _free_host_bytes() -> int:

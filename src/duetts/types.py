@@ -253,11 +253,12 @@ class SpeakerInfo:
     device: str = "cpu"
     dtype: str = "float32"
     codec_id: str = ""
+    codec_device: str = ""  # where frames are decoded, if in a process of its own
 
     @property
     def repeats(self) -> bool:
         """Whether the same request and seed give the same bytes, whoever else is served."""
-        return self.device == "cpu"
+        return self.device == "cpu" and self.codec_device in ("", "cpu")
 
 
 class Speaker(Protocol):

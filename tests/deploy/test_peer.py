@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from duetts.config import ProcessConfig
 from duetts.deploy.peer import as_file, convert
 from duetts.errors import ConfigError
 from duetts.settings.files import load
@@ -18,13 +19,13 @@ CROWD = {"fish_speech_tensor_codes": True, "fish_speech_backlog_codec_chunk_fram
 # Name -> GPU of the codec, places, shares of memory, what its connector has besides; and what is made of it.
 FILES: dict[str, tuple[str, tuple[int, int], tuple[float, float], dict[str, Any], dict[str, Any]]] = {
     "fish_qwen3_omni": ("0", (4, 1), (0.6, 0.1), {"connector_get_sleep_s": 0.01},
-                        {"max_num_seqs": 4, "gpu_memory_utilization": 0.7, "engines": 1}),
+                        {"max_num_seqs": 4, "gpu_memory_utilization": 0.7}),
     "fish_qwen3_omni_2gpu": ("1", (64, 64), (0.75, 0.2), {"connector_get_sleep_s": 0.001},
-                             {"max_num_seqs": 64, "gpu_memory_utilization": 0.75, "engines": 2}),
+                             {"max_num_seqs": 64, "gpu_memory_utilization": 0.75}),
     "fish_qwen3_omni_high_concurrency_single_gpu": ("0", (64, 64), (0.72, 0.18), CROWD,
-                                                    {"max_num_seqs": 64, "gpu_memory_utilization": 0.9, "engines": 1}),
+                                                    {"max_num_seqs": 64, "gpu_memory_utilization": 0.9}),
     "fish_qwen3_omni_high_concurrency_dual_gpu": ("1", (64, 64), (0.85, 0.25), CROWD,
-                                                  {"max_num_seqs": 64, "gpu_memory_utilization": 0.85, "engines": 2}),
+                                                  {"max_num_seqs": 64, "gpu_memory_utilization": 0.85}),
 }  # fmt: skip
 
 
@@ -57,7 +58,6 @@ def test_each_of_the_four_files_becomes_one_that_is_read(name: str, tmp_path: Pa
     settings = build(resolve({}, {}, ("made.yaml", content)))
     found = {
         "max_num_seqs": settings.engine.max_num_seqs, "gpu_memory_utilization": settings.engine.gpu_memory_utilization,
-        "engines": settings.processes.engines,
     }  # fmt: skip
     assert found == FILES[name][4]
     assert settings.engine.max_model_len == 16384
@@ -65,7 +65,7 @@ def test_each_of_the_four_files_becomes_one_that_is_read(name: str, tmp_path: Pa
     for key in (*CHUNKS, *FILES[name][3], "async_chunk", "enable_chunked_prefill", "1.max_num_seqs", "default_sampling_params",
                 "max_num_batched_tokens", "1.enforce_eager", "platforms.xpu", "trust_remote_code"):  # fmt: skip
         assert key in told
-    assert ("a codec on its own GPU is not built yet" in told) is (FILES[name][0] == "1")
+    assert settings.processes == ProcessConfig(codec_device="same" if FILES[name][0] == "0" else "next")
     assert "unknown here" not in told
 
 
@@ -80,7 +80,7 @@ def test_bases_platforms_and_what_nobody_knows(tmp_path: Path) -> None:
     made, notes = convert(tmp_path / "own.yaml")
     assert made == {
         "engine": {"max_model_len": 4096, "dtype": "float16", "max_num_seqs": 9, "gpu_memory_utilization": 0.6},
-        "processes": {"engines": 3}, "voices": {"voices_dir": "/voices"},
+        "processes": {"engines": 3, "codec_device": "next"}, "voices": {"voices_dir": "/voices"},
     }  # fmt: skip
     assert {"new_switch: unknown here", "stages 0.novel: unknown here",
             "stages 0.tensor_parallel_size 2: a model is not spread over GPUs"} <= set(notes)  # fmt: skip
@@ -108,5 +108,5 @@ def test_the_command_prints_a_file(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(peer_file("fish_qwen3_omni_2gpu")))
     run = duetts("config", "--from-vllm-omni", str(path))
     assert run.returncode == 0, run.stderr
-    assert yaml.safe_load(run.stdout)["processes"] == {"engines": 2}
+    assert yaml.safe_load(run.stdout)["processes"] == {"codec_device": "next"}
     assert "# * connectors.shm.codec_chunk_frames:" in run.stdout

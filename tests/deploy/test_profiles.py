@@ -54,7 +54,15 @@ def test_every_profile_holds_settings_that_can_be() -> None:
         for gpus in ([], [H200] * 8, [RTX_4090], [RTX_5080] * 2):
             found = dict(read_file(name, fitted(content, gpus)))
             assert build(resolve({}, {}, (name, fitted(content, gpus))))
-            assert found.keys() <= {"max_num_seqs", "max_queue", "engines", "quantization", "max_model_len", "device"}
+            assert found.keys() <= {
+                "max_num_seqs",
+                "max_queue",
+                "engines",
+                "quantization",
+                "max_model_len",
+                "device",
+                "codec_device",
+            }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,10 @@ def test_every_profile_holds_settings_that_can_be() -> None:
         ([], "auto", {"device": "cpu", "max_num_seqs": 2, "max_queue": 8, "max_model_len": 4096}),
         (None, "auto", {}),  # a GPU that nothing is known of: the engine itself finds what fits
         ([H200], "none", {}),
-        ([H200] * 2, "fish_qwen3_omni_2gpu", {"max_num_seqs": 64, "max_queue": 256, "engines": 2}),
+        ([H200] * 2, "fish_qwen3_omni_2gpu", {"max_num_seqs": 128, "max_queue": 512, "codec_device": "next"}),
+        # What the codec takes of the second is no room of the first.
+        ([Gpu("H200", 24 * GIB, 141 * GIB), H200], "fish_qwen3_omni_2gpu",
+         {"max_num_seqs": 51, "max_queue": 204, "codec_device": "next"}),
         ([H200] * 8, "fish_qwen3_omni_8gpu", {"max_num_seqs": 128, "max_queue": 512, "engines": 8}),
         (None, "fish_qwen3_omni_8gpu", {"engines": 8}),
     ],
@@ -132,7 +143,7 @@ def test_a_deploy_file_that_is_a_profile_by_its_name(name: str) -> None:
         ("base: 3\n", "base must be the name"),
         ("base: fish_qwen3_omni_24g\n", "there are auto, none"),
         ("base: fish_qwen3_omni_24g\n", "did you mean fish_qwen3_omni_24gb?"),
-        ("codec: {device: cuda:1}\n", "to put it on a second device is not built yet. Two GPUs are two replicas"),
+        ("codec: {device: cuda:1}\n", "its device is codec_device of processes"),
         ("placement: {codec_on: next}\n", "a model is not spread over GPUs"),
         ("overrides: {h200: {max_num_seqs: 3}}\n", "what follows from the machine is in profiles"),
         ("engine: {max_num_seq: 3}\n", "did you mean max_num_seqs?"),
@@ -149,9 +160,10 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tex
 @pytest.mark.parametrize(
     ("gpus", "name", "flags", "message"),
     [
-        ([H200], "fish_qwen3_omni_2gpu", {}, "starts 2 engines, one on each GPU; GPUs here: 1"),
+        ([H200], "fish_qwen3_omni_2gpu", {}, "puts the codec on a second GPU; GPUs here: 1"),
+        ([H200] * 3, "fish_qwen3_omni_8gpu", {}, "starts 8 engines, one on each GPU; GPUs here: 3"),
         ([H200], "fish_qwen3_omni_2gpus", {}, "did you mean fish_qwen3_omni_2gpu?"),
-        ([H200], "auto", {"set_values": ["codec.device=cuda:1"]}, "to put it on a second device is not built yet"),
+        ([H200], "auto", {"set_values": ["codec.device=cuda:1"]}, "its device is codec_device of processes"),
     ],
 )
 def test_profiles_that_cannot_be(
@@ -159,7 +171,8 @@ def test_profiles_that_cannot_be(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         settle(monkeypatch, gpus, name, **flags)
-    settle(monkeypatch, gpus, "fish_qwen3_omni_2gpu", engines="1")
+    settle(monkeypatch, gpus, "fish_qwen3_omni_2gpu", codec_device="same")
+    settle(monkeypatch, gpus, "fish_qwen3_omni_8gpu", engines="1")
 
 
 def test_a_profile_is_for_its_type_of_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

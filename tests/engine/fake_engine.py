@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,11 @@ class FolderSpeaker(FakeSpeaker):
     def knobs(self, _: dict[str, Any]) -> None: ...
 
 
-def start(orders: Orders) -> Started:
+async def start(orders: Orders, _: Callable[[], None]) -> Started:
+    return await asyncio.to_thread(start_at, orders)
+
+
+def start_at(orders: Orders) -> Started:
     speaker = FolderSpeaker(orders)
     began = time.monotonic()
     while time.monotonic() - began < speaker.knobs.get("start_s", 0.0):

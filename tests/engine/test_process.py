@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine.inprocess import start_speaker
-from duetts.engine.process import place
+from duetts.engine.process import place, place_codec
 from duetts.engine.remote import RemoteSpeaker
 from duetts.errors import CheckpointError, ConfigError, EngineFailure, NotReady, Overloaded, WireError
 from duetts.types import Chunk, Int32, Outcome, Sampling, Utterance
@@ -178,12 +178,19 @@ async def test_a_device_that_is_not_here_is_told_at_once(tiny_folder: Path) -> N
 
 async def test_engines_have_a_device_or_a_share_of_the_threads_each(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(device="auto", cpu_threads=8)
-    assert [place(config, index, 4).cpu_threads for index in range(4)] == [2] * 4
-    assert place(config, 0, 20).cpu_threads == 1
+    four, apart = ProcessConfig(engines=4), ProcessConfig(engines=2, codec_device="next")
+    assert [place(config, index, four).cpu_threads for index in range(4)] == [2] * 4
+    assert place(config, 0, ProcessConfig(engines=20)).cpu_threads == 1
+    assert place_codec(place(config, 0, apart), apart) == replace(config, device="cpu", cpu_threads=4)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert [place(config, index, 4).device for index in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-    assert place(replace(config, device="cuda:2"), 1, 4).device == "cuda:2"
-    assert place(replace(config, device="cpu"), 1, 4) == replace(config, device="cpu", cpu_threads=2)
+    assert [place(config, index, four).device for index in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert place(replace(config, device="cuda:2"), 1, four).device == "cuda:2"
+    assert place(replace(config, device="cpu"), 1, four) == replace(config, device="cpu", cpu_threads=2)
+    pairs = [(own.device, place_codec(own, apart).device) for own in (place(config, index, apart) for index in range(2))]
+    assert pairs == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
+    assert place_codec(replace(config, device="cuda:2"), apart).device == "cuda:3"
+    assert place_codec(replace(config, device="cuda"), apart).device == "cuda:1"
+    assert place_codec(place(config, 1, four), replace(four, codec_device="cuda:7")).device == "cuda:7"
 
 
 @pytest.mark.slow

@@ -276,7 +276,11 @@ async def hosted(tmp_path: Path, speaker: FakeSpeaker, config: ProcessConfig = Q
     """A running host, a link to it, and a second client."""
     address = f"ipc://{tmp_path}/h"
     host = Host(address, LIFE, config)
-    running = asyncio.create_task(host.run(lambda: Started(speaker, VOCABULARY)))
+
+    async def start() -> Started:
+        return Started(speaker, VOCABULARY)
+
+    running = asyncio.create_task(host.run(start))
     context = zmq.asyncio.Context()
     link, raw = Link(context, address, LIFE, lambda: None), Raw(context, address)
     link.beat()
@@ -451,7 +455,7 @@ async def test_nobody_heard_for_long_is_the_end(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_start_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
-    def fail() -> Started:
+    async def fail() -> Started:
         raise CheckpointError("model.safetensors is cut off")
 
     address = f"ipc://{tmp_path}/h"
@@ -470,12 +474,10 @@ async def test_a_start_that_fails_is_told_with_its_own_error(tmp_path: Path) -> 
 
 
 async def test_work_before_the_start_is_over_is_refused(tmp_path: Path) -> None:
-    import threading
+    gate = asyncio.Event()
 
-    gate = threading.Event()
-
-    def start() -> Started:
-        gate.wait(10)
+    async def start() -> Started:
+        await gate.wait()
         return Started(FakeSpeaker(), VOCABULARY)
 
     address = f"ipc://{tmp_path}/h"

@@ -358,6 +358,7 @@ def test_the_documentation_names_every_number_with_its_labels() -> None:
     listed = dict(re.findall(r"^\| `(duetts:\w+)`(?: \{([\w, ]+)\})? \|", text, re.MULTILINE))
     metrics, labels = Metrics(), {}
     engine = {figure.key: 1 for figure in ENGINE_FIGURES} | {"state": "ready", "pid": os.getpid(), "finished": {"stop": 1}}
+    engine["codec"] = {"state": "ready", "pid": os.getpid(), "starts": 1}
     metrics.watch(lambda: {"engines": [engine]} | {figure.key: 1 for figure in SERVER_FIGURES})
     metrics.answered("speech", 200, "stop")
     metrics.build.labels("1", "m", "trained", "cpu", "float32").set(1)

@@ -46,14 +46,12 @@ def convert(path: Path) -> tuple[dict[str, Any], list[str]]:
     engines = max(
         _count(name, where.get(name)) for name, where in (("num_replicas", language), ("data_parallel_size", content))
     )
-    if apart and engines == 1:
-        engines = 2
-        notes.append("stages 1.devices: a codec on its own GPU is not built yet; both GPUs get a whole engine (engines: 2)")
-    elif str(language.get("devices", "0")) not in ("0", "auto"):
+    if str(language.get("devices", "0")) not in ("0", "auto"):
         notes.append(f"stages 0.devices is {language['devices']}: say it with CUDA_VISIBLE_DEVICES")
     made: dict[str, Any] = {"engine": engine}
-    if engines > 1:
-        made["processes"] = {"engines": engines}
+    processes = {**({"engines": engines} if engines > 1 else {}), **({"codec_device": "next"} if apart else {})}
+    if processes:
+        made["processes"] = processes
     if content.get("custom_voice_dir"):
         made["voices"] = {"voices_dir": str(content["custom_voice_dir"])}
     return made, notes

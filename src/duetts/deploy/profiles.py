@@ -102,13 +102,21 @@ def choose(name: str, values: Mapping[str, Value]) -> tuple[Layer | None, list[s
     made_for, about = content.pop("model_type"), content.pop("about")
     if kind not in (None, made_for):
         raise ConfigError(f"profile {chosen} is for models of type {made_for}; {model} is {kind}")
-    engines = content.get("processes", {}).get("engines", 1)
-    if gpus is not None and engines > 1 and len(gpus) < engines and values["engines"].source == DEFAULT and device != "cpu":
-        raise ConfigError(f"profile {chosen} starts {engines} engines, one on each GPU; GPUs here: {len(gpus)}")
+    if gpus is not None and device != "cpu":
+        _check_count(chosen, content.get("processes", {}), values, len(gpus))
     layer = (f"profile {chosen}", fitted(content, gpus or [], values["gpu_memory_utilization"].value))
     sizes = {**layer[1]["engine"], **layer[1].get("processes", {})}
     told = ", ".join(f"{key} {value}" for key, value in sizes.items())
     return layer, [f"profile {chosen}: {about}. It sets {told or 'nothing else'}; --profile none leaves it out"]
+
+
+def _check_count(name: str, processes: Mapping[str, Any], values: Mapping[str, Value], count: int) -> None:
+    """Raises `ConfigError` for a profile that needs more GPUs than there are, where nobody has said otherwise."""
+    engines = processes.get("engines", 1)
+    if count < engines > 1 and values["engines"].source == DEFAULT:
+        raise ConfigError(f"profile {name} starts {engines} engines, one on each GPU; GPUs here: {count}")
+    if count < 2 and processes.get("codec_device") == "next" and values["codec_device"].source == DEFAULT:
+        raise ConfigError(f"profile {name} puts the codec on a second GPU; GPUs here: {count}")
 
 
 def automatic(gpus: list[Gpu] | None) -> str:
@@ -126,7 +134,9 @@ def fitted(content: Mapping[str, Any], gpus: list[Gpu], share: float = SHARE) ->
     on each. Without known GPUs the defaults hold."""
     parts = {key: value for key, value in content.items() if key not in ("version", "at_most")}
     engine, most = dict(parts.get("engine", {})), content.get("at_most", {})
-    rooms = [places(gpu.free, gpu.total, share, engine.get("quantization", "none")) for gpu in gpus]
+    apart = parts.get("processes", {}).get("codec_device") == "next"
+    kind = engine.get("quantization", "none")
+    rooms = [places(gpu.free, gpu.total, share, kind, codec=not apart) for gpu in gpus[:: 2 if apart else 1]]
     if most and rooms:
         first_full = next((number for number, room in enumerate(rooms) if room == 0), len(rooms))
         engines = max(1, min(first_full, most.get("engines", 0) or parts.get("processes", {}).get("engines", 1)))

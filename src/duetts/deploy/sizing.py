@@ -12,12 +12,12 @@ SHARE = 0.9  # of a GPU that may be used, unless the settings say otherwise
 QUEUE = 4  # requests that may wait, for each place
 
 
-def fixed_bytes(quantization: str) -> float:
-    """What is needed before the first place."""
-    return WEIGHTS[quantization] + CODEC + WORK_SPACE
+def fixed_bytes(quantization: str, *, codec: bool = True) -> float:
+    """What is needed before the first place, with the codec or without."""
+    return WEIGHTS[quantization] + (CODEC if codec else 0.0) + WORK_SPACE
 
 
-def places(free: float, total: float, share: float, quantization: str) -> int:
+def places(free: float, total: float, share: float, quantization: str, *, codec: bool = True) -> int:
     """Requests that can be spoken at the same time, each with keys and values of ordinary length. 0 if there is no room."""
-    room = min(free, total * share) - fixed_bytes(quantization)
-    return max(0, int(room // (PLACE * POSITION + CODEC_PLACE)))
+    room = min(free, total * share) - fixed_bytes(quantization, codec=codec)
+    return max(0, int(room // (PLACE * POSITION + (CODEC_PLACE if codec else 0.0))))

@@ -2,7 +2,7 @@
 
 It is driven one step at a time by the engine's loop, or by a thread of its own (`start`). A step starts calls and hands over
 what earlier ones have made; it does not wait for a device. Either way it tells each sequence's end once, when the last of its
-audio is out.
+audio is out. The vocoder may be another process's (`remote_codec.py`), which says how many calls it takes and may go away.
 """
 
 from __future__ import annotations
@@ -12,75 +12,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from operator import itemgetter
 
 import numpy as np
 
+from duetts.engine.codec_streams import Due, Flight, Part, Stream
 from duetts.engine.pace import Pace
-from duetts.engine.parts import Decoding, Vocoder
+from duetts.engine.parts import Vocoder
 from duetts.engine.playout import COMFORT_S, NEED_S, ChunkPolicy
 from duetts.engine.sequence import Sequence
-from duetts.errors import EngineFailure
+from duetts.errors import EngineFailure, NotReady
 from duetts.types import Chunk, Int32
 
 MAX_STREAMS = 256  # decoded in one call
 MAX_CALLS = 3  # in one step: chunks of different sizes cannot share a call
 WORTH = 64  # frames that make one more call worth its start
+UNBOUNDED = 1 << 30  # calls under way, where nobody counts them
 LOOK_S = 0.02  # how often a listener's shrinking buffer is looked at while no frame comes
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """Frames of one sequence that wait to be decoded."""
-
-    sequence: Sequence
-    frames: list[Int32] = field(default_factory=list)
-    slot: int | None = None
-    last: int = 0  # frames of the chunk before
-    shown: int = 0  # frames at the head of `frames` that were handed over before their quantum was full
-    served: float = 0.0
-    ended: bool = False
-    flying: bool = False  # a call decodes frames of it: until that lands no other call may, and it cannot end
-
-    @property
-    def waiting(self) -> int:
-        return len(self.frames) - self.shown
-
-    def drop(self) -> None:
-        self.frames.clear()
-        self.shown = 0
-
-
-_Due = tuple[float, int, _Stream]  # seconds until it is needed, frames of the chunk
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """One stream's share of a call: frames [codebooks], of which the first `start` were handed over before."""
-
-    stream: _Stream
-    slot: int
-    frames: list[Int32]
-    start: int
-    keep: bool
-    fresh: bool
-
-    @property
-    def sequence(self) -> Sequence:
-        return self.stream.sequence
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Flight:
-    """A call under way."""
-
-    parts: list[_Part]
-    codes: Int32
-    decoding: Decoding
-    began: float
 
 
 class CodecWorker:
@@ -96,11 +46,13 @@ class CodecWorker:
         self._on_end = on_end
         self._clock = clock
         self._free = list(range(vocoder.slots))
-        self._streams: dict[Sequence, _Stream] = {}
-        self._flights: deque[_Flight] = deque()
+        self._streams: dict[Sequence, Stream] = {}
+        self._flights: deque[Flight] = deque()
         self._changed = threading.Condition()
         self._news = False  # a frame or an end has come since the last step
         self._closed = self._broken = False
+        self._credit = UNBOUNDED
+        self._away: tuple[Exception, float] | None = None  # why no call can be made, and until when that is borne
         self._thread: threading.Thread | None = None
         self.made_s = 0.0  # seconds that a stream has to wait for its next frame, told by the loop
 
@@ -110,17 +62,37 @@ class CodecWorker:
             for sequence, codes in frames:
                 stream = self._streams.get(sequence)
                 if stream is None:
-                    stream = self._streams[sequence] = _Stream(sequence)
+                    stream = self._streams[sequence] = Stream(sequence)
                 stream.frames.append(codes)
             self._tell()
 
     def end(self, sequence: Sequence) -> None:
         """No more frames; call it once. After a stop or a limit what waits is still decoded, otherwise it is dropped."""
         with self._changed:
-            stream = self._streams.setdefault(sequence, _Stream(sequence))
+            stream = self._streams.setdefault(sequence, Stream(sequence))
             stream.ended = True
             if sequence.finished not in ("stop", "length"):
                 stream.drop()
+            self._tell()
+
+    def allow(self, calls: int) -> None:
+        """The vocoder is there and takes so many calls at a time. From any thread."""
+        with self._changed:
+            self._credit, self._away = calls, None
+            self._tell()
+
+    def lose(self, error: Exception, until: float) -> None:
+        """What had begun in the vocoder is gone and fails. The rest waits for `allow` and fails at `until`. From any thread."""
+        with self._changed:
+            self._credit, self._away = 0, (error, until)
+            for stream in self._streams.values():
+                if stream.held:
+                    stream.sequence.fail(error)
+            self._tell()
+
+    def wake(self) -> None:
+        """A call may be ready. From any thread."""
+        with self._changed:
             self._tell()
 
     def _tell(self) -> None:
@@ -148,9 +120,9 @@ class CodecWorker:
 
     # -- a thread of its own ---------------------------------------------------------------------------------------------
 
-    def start(self, prepare: Callable[[], None]) -> None:
-        """Steps on a new thread, which calls `prepare` first."""
-        self._thread = threading.Thread(target=self._run, args=(prepare,), name="duetts-codec", daemon=True)
+    def start(self, prepare: Callable[[], None], *, patient: bool = True) -> None:
+        """Steps on a new thread, which calls `prepare` first. It waits for calls under way, else somebody has to `wake` it."""
+        self._thread = threading.Thread(target=self._run, args=(prepare, patient), name="duetts-codec", daemon=True)
         self._thread.start()
 
     @property
@@ -166,11 +138,11 @@ class CodecWorker:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, prepare: Callable[[], None]) -> None:
+    def _run(self, prepare: Callable[[], None], patient: bool) -> None:
         try:
             prepare()
             while self._has_to_stay():
-                if not self.step(patient=True):
+                if not self.step(patient=patient):
                     self._wait()
         except Exception as error:  # a fault of the worker itself: nobody may wait for ever
             log.error("the codec decodes no more", exc_info=error)
@@ -218,7 +190,7 @@ class CodecWorker:
         with self._changed:
             due = self._list_due(self._clock())
         calls = 0
-        while due and calls < MAX_CALLS:
+        while due and calls < MAX_CALLS and len(self._flights) < self._credit:
             with self._changed:
                 parts = self._take(due, again=calls > 0)
             if parts:
@@ -241,6 +213,8 @@ class CodecWorker:
     def _drop_lost(self, now: float) -> None:
         """Drops frames that nobody waits for any more."""
         for stream in self._streams.values():
+            if self._away is not None and now >= self._away[1] and stream.sequence.failure is None:
+                stream.sequence.fail(self._away[0])
             reason = stream.sequence.verdict(now)
             if reason is not None and stream.frames:
                 stream.drop()
@@ -256,15 +230,15 @@ class CodecWorker:
                 self._free.append(stream.slot)
         return [stream.sequence for stream in done]
 
-    def _list_due(self, now: float) -> list[_Due]:
+    def _list_due(self, now: float) -> list[Due]:
         """Streams that a chunk can be decoded of now, those that need it most first."""
         ready = [stream for stream in self._streams.values() if stream.waiting and not stream.flying]
-        sizes = [(stream, self._due(stream, now)) for stream in ready]
+        sizes = [(stream, self._due(stream, now)) for stream in ready if stream.sequence.failure is None]
         due = [(self._urgency(stream, now), size, stream) for stream, size in sizes if size]
         due.sort(key=itemgetter(0))
         return due if self._vocoder.quantum is None else due[:1]
 
-    def _take(self, due: list[_Due], *, again: bool) -> list[_Part]:
+    def _take(self, due: list[Due], *, again: bool) -> list[Part]:
         """What the next call decodes, off the list: the first stream and all with chunks of about its size, so that nobody's
         chunks become small because somebody else's are. `again`: only if somebody needs it, or if it is much."""
         while due:
@@ -275,9 +249,9 @@ class CodecWorker:
                 return [self._cut(stream, frames) for stream in self._seated(alike)]
         return []
 
-    def _seated(self, streams: list[_Stream]) -> list[_Stream]:
+    def _seated(self, streams: list[Stream]) -> list[Stream]:
         """The first of these, as many as a call and the slots can take."""
-        seated: list[_Stream] = []
+        seated: list[Stream] = []
         free = len(self._free)
         for stream in streams:
             if stream.slot is None:
@@ -287,7 +261,7 @@ class CodecWorker:
             seated.append(stream)
         return seated[:MAX_STREAMS]
 
-    def _due(self, stream: _Stream, now: float) -> int:
+    def _due(self, stream: Stream, now: float) -> int:
         """How many frames of a stream that has some should be decoded now."""
         waiting = stream.waiting
         if stream.slot is None and not self._free:
@@ -307,13 +281,13 @@ class CodecWorker:
             size = max(size, min(self._policy.largest, quantum - stream.shown))
         return min(size, waiting)
 
-    def _urgency(self, stream: _Stream, now: float) -> float:
+    def _urgency(self, stream: Stream, now: float) -> float:
         """Seconds until the listener waits. Nobody listens to a complete answer, but it cannot wait for ever."""
         if stream.sequence.streaming:
             return stream.sequence.playout.buffer_s(now)
         return COMFORT_S - (now - stream.served)
 
-    def _cut(self, stream: _Stream, frames: int) -> _Part:
+    def _cut(self, stream: Stream, frames: int) -> Part:
         """Takes the next frames off a stream; with a quantum only its last frame takes them off, all at once.
 
         So with a quantum every frame is computed in the same place of one shape, whenever it is handed over.
@@ -329,9 +303,9 @@ class CodecWorker:
             del stream.frames[:stop]
         stream.shown = 0 if keep else stop
         stream.flying = True
-        return _Part(stream, stream.slot, taken, start, keep, fresh)
+        return Part(stream, stream.slot, taken, start, keep, fresh)
 
-    def _launch(self, parts: list[_Part]) -> None:
+    def _launch(self, parts: list[Part]) -> None:
         began = self._clock()
         try:
             for part in parts:
@@ -339,18 +313,33 @@ class CodecWorker:
                     self._vocoder.reset(part.slot)
             codes = self._pack(parts)
             decoding = self._vocoder.start([part.slot for part in parts], codes, keep=parts[0].keep)
+        except NotReady:  # it has just gone away, and nothing of this has reached it
+            self._put_back(parts)
         except Exception as error:
             self._lose(parts, error)
         else:
-            self._flights.append(_Flight(parts, codes, decoding, began))
+            for part in parts:
+                part.stream.held = True
+            self._flights.append(Flight(parts, codes, decoding, began))
 
-    def _lose(self, parts: list[_Part], error: Exception) -> None:
+    def _put_back(self, parts: list[Part]) -> None:
+        with self._changed:
+            for part in parts:
+                stream = part.stream
+                stream.flying, stream.shown = False, part.start
+                if part.keep:
+                    stream.frames[:0] = part.frames
+                if part.fresh:
+                    self._free.append(part.slot)
+                    stream.slot, stream.last = None, 0
+
+    def _lose(self, parts: list[Part], error: Exception) -> None:
         """The streams of a call are lost, the worker goes on."""
         for part in parts:
             part.sequence.fail(error)
             part.stream.flying = False
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: Flight) -> None:
         """Hands over what a call has made; waits for it if it is not ready."""
         parts, codes = flight.parts, flight.codes
         try:
@@ -374,7 +363,7 @@ class CodecWorker:
         for part in parts:
             part.sequence.channel.wake()
 
-    def _pack(self, parts: list[_Part]) -> Int32:
+    def _pack(self, parts: list[Part]) -> Int32:
         """Codes [streams, codebooks, frames], the same number of each, filled up to the quantum with zeros."""
         frames = np.concatenate([frame for part in parts for frame in part.frames])
         codes = frames.reshape(len(parts), len(parts[0].frames), -1).transpose(0, 2, 1)

@@ -68,7 +68,7 @@ class Engine:
         self._seconds_per_request = 1.0
         self._turned = clock()
         if parts.threads is not None:
-            self._codec.start(parts.threads.prepare)
+            self._codec.start(parts.threads.prepare, patient=parts.threads.patient)
         self._thread = threading.Thread(target=self._run, name="duetts-engine", daemon=True) if start else None
         if self._thread is not None:
             self._thread.start()
@@ -138,6 +138,11 @@ class Engine:
             "stalled_s": 0.0 if scheduler.idle else now - self._turned,
             "alive": self._alive,
         }
+
+    @property
+    def codec_worker(self) -> CodecWorker:
+        """For a vocoder that is elsewhere, which tells it what it can take."""
+        return self._codec
 
     @property
     def _alive(self) -> bool:

@@ -1,8 +1,9 @@
-"""The engine's end of the socket: clients' messages to a speaker, its answers back, heartbeats, and an orderly end.
+"""The far end of the socket: clients' messages to a speaker or a codec service, its answers back, heartbeats, an orderly end.
 
-It knows messages and a `Speaker`, no torch, no signals. Nothing that a client sends ends it, and nothing is ever dropped in
+It knows messages and what serves them, no torch, no signals. Nothing that a client sends ends it, and nothing is dropped in
 silence: sends never wait and have no high-water mark, because what one request can send is bounded by its own `max_frames`
-and the number of requests by the engine's line; a client that has gone is noticed and its work ended.
+and the number of requests by the engine's line, calls of the codec by its credit; a client that has gone is noticed and its
+work ended.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,8 @@ import zmq.asyncio
 
 from duetts.config import ProcessConfig
 from duetts.engine import wire
+from duetts.engine.codec_service import CodecService
+from duetts.engine.parts import DecodeCall
 from duetts.engine.wire import Message
 from duetts.errors import Aborted, DuettsError, NotReady, WireError
 from duetts.types import Chunk, Float32, Outcome, Speaker, Utterance
@@ -39,10 +42,12 @@ Key = tuple[bytes, int]  # a client's identity and its number of the request
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A speaker that works, and the sizes of its vocabularies: token ids and codes."""
+    """What serves, and the sizes of its vocabularies: token ids and codes. It takes work while it `is_up`: an engine is not
+    while its codec process is away."""
 
-    speaker: Speaker
+    speaker: Speaker | CodecService
     vocabulary: tuple[int, int]
+    is_up: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True)
@@ -81,9 +86,9 @@ class Host:
         self._drain_until: float | None = None
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def run(self, start: Callable[[], Started]) -> int:
-        """Starts the speaker on a thread and serves until the end. Returns the exit code."""
-        starting = asyncio.get_running_loop().run_in_executor(None, start)
+    async def run(self, start: Callable[[], Awaitable[Started]]) -> int:
+        """Starts what serves, which must not hold this loop, and serves until the end. Returns the exit code."""
+        starting = asyncio.ensure_future(start())
         starting.add_done_callback(self._on_started)
         tasks = [asyncio.create_task(work) for work in (self._read(), self._tick())]
         try:
@@ -96,21 +101,26 @@ class Host:
             self._tell("ended")
             return self._end.result()
         finally:
-            for task in (*tasks, *self._work.values()):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._work.values(), return_exceptions=True)
+            ending: list[asyncio.Future[Any]] = [*tasks, *self._work.values(), starting]
+            for each in ending:
+                each.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
             self._socket.close()
             self._context.term()
 
     def drain(self) -> None:
         """Takes nothing new and ends when what runs has ended, or when the time for it is over."""
-        if self._state in ("loading", "failed"):
+        if self._started is None:
             self.end()
         elif self._drain_until is None:
             self._state = "draining"
             self._drain_until = time.monotonic() + self._config.drain_s
             self._tell_all()
             self._end_if_drained()
+
+    def tell(self) -> None:
+        """Whether it is up may have changed: clients learn it now, not with the next heartbeat."""
+        self._tell_all()
 
     def end(self, code: int = ENDED) -> None:
         """Ends at once: what runs is aborted."""
@@ -192,8 +202,13 @@ class Host:
             log.error("there is work and no progress for %.0f s", NO_PROGRESS_S)
             self.end(DEAD)
 
+    @property
+    def _shown_state(self) -> str:
+        """A part that is away loads again."""
+        return "loading" if self._state == "ready" and self._started and not self._started.is_up() else self._state
+
     def _tell_all(self) -> None:
-        self._tell(self._state)
+        self._tell(self._shown_state)
 
     def _tell(self, state: str) -> None:
         speaker = self._started.speaker if self._started else None
@@ -243,7 +258,7 @@ class Host:
         if message.kind == "cancel":
             if key in self._work:
                 self._work[key].cancel()
-        elif message.kind in ("speak", "encode"):
+        elif message.kind in ("speak", "encode", "decode"):
             self._take(key, message)
         else:
             raise WireError(f"the kind {message.kind!r:.40} is unknown")
@@ -253,8 +268,8 @@ class Host:
         try:
             if key in self._work:
                 raise WireError(f"the number {key[1]} is in use")
-            if self._started is None or self._state != "ready":
-                raise NotReady(f"the engine is {self._state}")
+            if self._started is None or self._shown_state != "ready":
+                raise NotReady(f"the engine is {self._shown_state}")
             work = self._begin(key, message, self._started)
         except (WireError, NotReady) as error:
             self._post(key[0], wire.refused(key[1], error))
@@ -264,9 +279,14 @@ class Host:
         task.add_done_callback(partial(self._on_done, key))
 
     def _begin(self, key: Key, message: Message, started: Started) -> Coroutine[Any, Any, None]:
+        speaker, vocabulary = started.speaker, started.vocabulary
         if message.kind == "encode":
-            return self._encode(key, wire.read_wave(message), started.speaker)
-        return self._speak(key, wire.read_utterance(message, started.speaker.info, started.vocabulary), started.speaker)
+            return self._encode(key, wire.read_wave(message), speaker)
+        if message.kind == ("speak" if isinstance(speaker, CodecService) else "decode"):
+            raise WireError(f"this process does not {message.kind}")
+        if isinstance(speaker, CodecService):
+            return self._decode(key, wire.read_decode(message, speaker.info, speaker.slots, vocabulary[1]), speaker)
+        return self._speak(key, wire.read_utterance(message, speaker.info, vocabulary), speaker)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -283,8 +303,11 @@ class Host:
                 count += 1
         raise WireError("the speech had no outcome")
 
-    async def _encode(self, key: Key, wave: Float32, speaker: Speaker) -> None:
+    async def _encode(self, key: Key, wave: Float32, speaker: Speaker | CodecService) -> None:
         self._post(key[0], wire.codes(key[1], await speaker.encode_reference(wave)))
+
+    async def _decode(self, key: Key, call: DecodeCall, service: CodecService) -> None:
+        self._post(key[0], wire.sounds(key[1], await service.decode(call)))
 
     def _on_done(self, key: Key, task: asyncio.Task[None]) -> None:
         self._work.pop(key, None)

@@ -1,4 +1,5 @@
-"""The life of an engine process: orders through standard input, ending when the server does; signals; the exit code. No torch.
+"""The life of an engine or codec process: orders through standard input, ending when their giver does; signals; the exit code.
+No torch.
 
 SIGTERM drains: nothing new is taken, what runs is finished within the time for it, the exit code is 0. A second ends at once.
 """
@@ -11,9 +12,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import ormsgpack
 
@@ -26,11 +27,12 @@ PR_SET_PDEATHSIG = 1
 FAULT = 71  # exit code: an error of our own
 
 log = logging.getLogger("duetts.engine")
+Role = Literal["engine", "codec"]
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What an engine process is told. `parent` is the id of the process that it must not outlive."""
+    """What a process is told. `parent` is the id of the process that it must not outlive."""
 
     index: int
     address: str
@@ -39,6 +41,7 @@ class Orders:
     folder: str
     engine: EngineConfig
     processes: ProcessConfig
+    role: Role = "engine"
 
     def pack(self) -> bytes:
         """Length in four bytes, then msgpack."""
@@ -58,12 +61,18 @@ class Orders:
         return wire.build(cls, values)
 
 
-def live(start: Callable[[Orders], Started]) -> None:
-    """Reads the orders, starts what they ask for, serves, and leaves the process. Does not return."""
+Start = Callable[[Orders, Callable[[], None]], Awaitable[Started]]
+
+
+def live(start: Start) -> None:
+    """Reads the orders, starts what they ask for, serves, and leaves the process. Does not return.
+
+    `start` runs in the event loop, which it must not hold; what it is given besides tells that `is_up` may have changed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C means the server, which then ends this process
     orders = Orders.read(sys.stdin.buffer)
     die_with(orders.parent)
-    form = f"%(asctime)s %(levelname)s %(name)s: engine {orders.index}: %(message)s"
+    form = f"%(asctime)s %(levelname)s %(name)s: {orders.role} {orders.index}: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     loop = asyncio.new_event_loop()
     serving = loop.create_task(_serve(orders, start))
@@ -84,7 +93,7 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
-async def _serve(orders: Orders, start: Callable[[Orders], Started]) -> int:
+async def _serve(orders: Orders, start: Start) -> int:
     """Serves until the end. Returns the exit code."""
     host = Host(orders.address, orders.incarnation, orders.processes)
     loop = asyncio.get_running_loop()
@@ -105,4 +114,4 @@ async def _serve(orders: Orders, start: Callable[[Orders], Started]) -> int:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(stdin, hear_parent)
-    return await host.run(lambda: start(orders))
+    return await host.run(lambda: start(orders, host.tell))

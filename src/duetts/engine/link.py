@@ -1,4 +1,5 @@
-"""The server's end of the socket to one life of one engine process: requests out, chunks in, in order and complete or failed.
+"""The near end of the socket to one life of one engine or codec process: requests out, chunks in, in order and complete or
+failed. The server has it to an engine process, and that to its codec process.
 
 It knows messages, no processes and no other engines. Every request that is open when the link fails ends with the error of that
 failure. What has arrived and was not yet taken is bounded by each request's own `max_frames`, which is checked.
@@ -11,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -19,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from duetts.engine import wire
+from duetts.engine.parts import DecodeCall, Decoded
 from duetts.engine.routing import reference_weight, utterance_weight
 from duetts.engine.wire import Message
 from duetts.errors import Aborted, DuettsError, EngineFailure, NotReady, WireError
@@ -31,13 +34,23 @@ STATES = ("loading", "ready", "draining", "failed", "ended")
 log = logging.getLogger("duetts.engine")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Decode:
+    """A call of the codec's decoder and what waits for it, perhaps on another thread."""
+
+    call: DecodeCall
+    done: Future[Decoded]
+
+
 @dataclass(slots=True, eq=False)
 class Call:
-    """One open request. `owed` is the work in frames that the engine still has with it; no utterance: a reference."""
+    """One open request. `owed` is the work in frames that the engine still has with it; neither an utterance nor a call of the
+    decoder: a reference."""
 
     number: int
     owed: float
     utterance: Utterance | None = None
+    decode: Decode | None = None
     chunks: int = 0
     frames: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -45,6 +58,10 @@ class Call:
 
     def fail(self, error: DuettsError) -> None:
         """Ends the call. An error before any audio of a speech is raised as it is, later ones are an outcome."""
+        if self.decode is not None:
+            own = error if isinstance(error, EngineFailure) else EngineFailure(f"the codec process: {error}")
+            self.decode.done.set_exception(own)
+            return
         if self.utterance is None:
             self.items.put_nowait(error)
             return
@@ -54,7 +71,7 @@ class Call:
 
     def refuse(self, error: DuettsError) -> None:
         """Ends the call with what the engine raised."""
-        if self.chunks:
+        if self.chunks or self.decode is not None:
             self.fail(error)
         else:
             self.items.put_nowait(error)
@@ -82,7 +99,7 @@ class Link:
         self.stats: dict[str, Any] = {}
         self.error: DuettsError | None = None  # why it cannot start, or why the link has failed
         self.failed = False
-        self.ready_at: float | None = None
+        self.ready_at: float | None = None  # the first time
         self.heard = time.monotonic()
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(self._on_reader_end)
@@ -132,10 +149,19 @@ class Link:
         finally:
             self._leave(call)
 
-    def _open(self, owed: float, utterance: Utterance | None) -> Call:
+    def decode(self, call: DecodeCall, done: Future[Decoded]) -> None:
+        """Sends a call to a codec process; `done` gets what it makes, or the `EngineFailure` for which it makes nothing."""
+        try:
+            opened = self._open(float(call.codes.shape[0] * call.codes.shape[2]), None, Decode(call, done))
+        except NotReady:
+            done.set_exception(EngineFailure("the codec process has just ended"))
+            return
+        self._post(wire.decode(opened.number, call))
+
+    def _open(self, owed: float, utterance: Utterance | None, decode: Decode | None = None) -> Call:
         if self.failed:
             raise NotReady("the engine has just ended")
-        call = Call(next(self._numbers), owed, utterance)
+        call = Call(next(self._numbers), owed, utterance, decode)
         self._calls[call.number] = call
         return call
 
@@ -231,7 +257,7 @@ class Link:
         if state != self.state:
             self.state = state
             if state == "ready":
-                self.ready_at = self.heard
+                self.ready_at = self.ready_at or self.heard
             self._changed()
 
     def _on_answer(self, call: Call, message: Message) -> None:
@@ -239,7 +265,9 @@ class Link:
         try:
             if message.kind == "refused":
                 call.refuse(wire.error_from_plain(message.take("error", dict)))
-            elif message.kind == "codes" and call.utterance is None and self.info is not None:
+            elif message.kind == "sounds" and call.decode is not None and self.info is not None:
+                call.decode.done.set_result(wire.read_sounds(message, call.decode.call, self.info.frame_length))
+            elif message.kind == "codes" and call.utterance is None and call.decode is None and self.info is not None:
                 call.items.put_nowait(message.array(0, "<i4", self.info.num_codebooks))
             elif message.kind == "chunk" and call.utterance is not None:
                 self._on_chunk(call, call.utterance, message)

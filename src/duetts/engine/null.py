@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class NullSpeaker:
         """There is nothing to close."""
 
 
-def start_null(orders: Orders) -> Started:
+async def start_null(orders: Orders, _: Callable[[], None]) -> Started:
     """The engine of the orders. Raises what its folder's configuration raises."""
     speaker = NullSpeaker(Path(orders.folder), orders.engine)
     return Started(speaker, speaker.vocabulary)

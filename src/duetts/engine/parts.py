@@ -87,6 +87,16 @@ class Decoded:
         return self.sounds
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeCall:
+    """A call as it travels: codes [streams, codebooks, frames] of the streams in `slots`, of which `fresh` begin."""
+
+    slots: list[int]
+    fresh: list[int]
+    codes: Int32
+    keep: bool
+
+
 class Vocoder(Protocol):
     """The codec's decoder with a number of stream slots: `CodecVocoder`, `GraphedVocoder`."""
 
@@ -99,7 +109,8 @@ class Vocoder(Protocol):
 
     def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
         """Begins to decode codes [streams, codebooks, frames] of the streams in these slots. Calls end in the order in which
-        they began, and a slot's calls go on from one another. Without `keep` the streams have not moved.
+        they began, and a slot's calls go on from one another. Without `keep` the streams have not moved. Raises `NotReady`
+        when it has gone away: then nothing of the call has begun.
         """
         ...
 
@@ -140,10 +151,12 @@ class EncoderDriver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The codec and the encoder run beside the loop. Loop and codec threads call `prepare` first."""
+    """The codec and the encoder run beside the loop. Loop and codec threads call `prepare` first. `patient`: the codec's thread
+    waits for calls under way, else they wake it."""
 
     prepare: Callable[[], None]
     encoder: EncoderDriver
+    patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

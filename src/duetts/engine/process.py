@@ -1,40 +1,70 @@
-"""`python -m duetts.engine.process`: an engine over a model folder in a process of its own."""
+"""`python -m duetts.engine.process`: an engine over a model folder, or the codec of one, in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from duetts.checkpoint import read_configs
-from duetts.config import EngineConfig
+from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.codec_service import CodecService
 from duetts.engine.host import Started
-from duetts.engine.inprocess import start_speaker
+from duetts.engine.inprocess import start_codec, start_speaker
 from duetts.engine.life import Orders, live
+from duetts.engine.parts import DecodeCall
+from duetts.engine.remote_codec import RemoteCodec
 from duetts.errors import EmptyGeneration, EngineFailure
 from duetts.types import Outcome, Sampling, Speaker, Utterance
 
 PROOF_FRAMES = 2
 
 
-def start_engine(orders: Orders) -> Started:
-    """Loads the model of the orders and has it speak once. Raises as `start_speaker`, or what became of the speech."""
+async def start(orders: Orders, changed: Callable[[], None]) -> Started:
+    """Loads what the orders ask for, and has it speak or decode once. Raises as `start_speaker`, or what became of that."""
     folder = Path(orders.folder)
-    model, codec = read_configs(folder)
-    speaker = start_speaker(folder, place(orders.engine, orders.index, orders.processes.engines))
-    asyncio.run(prove(speaker))
-    return Started(speaker, (model.slow.vocab_size, max(codec.semantic_size, codec.residual_size)))
+    model, codec = await asyncio.to_thread(read_configs, folder)
+    vocabulary = model.slow.vocab_size, max(codec.semantic_size, codec.residual_size)
+    if orders.role == "codec":  # its place was found by its engine
+        service = await asyncio.to_thread(start_codec, folder, orders.engine)
+        await prove_codec(service)
+        return Started(service, vocabulary)
+    own = place(orders.engine, orders.index, orders.processes)
+    if orders.processes.codec_device == "same":
+        speaker = await asyncio.to_thread(start_speaker, folder, own)
+        await prove(speaker)
+        return Started(speaker, vocabulary)
+    other = RemoteCodec(orders.index, folder, place_codec(own, orders.processes), orders.processes, changed)
+    loading = asyncio.ensure_future(asyncio.to_thread(start_speaker, folder, own, other))
+    halves: list[asyncio.Future[Any]] = [loading, other.first]
+    await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)  # either may tell that it cannot be
+    if not loading.done():
+        other.first.result()
+    speaker = await loading
+    await prove(speaker)
+    return Started(speaker, vocabulary, lambda: other.is_up)
 
 
-def place(config: EngineConfig, index: int, engines: int) -> EngineConfig:
-    """The settings of one of several engines: a GPU each, or a share of the CPU's threads."""
+def place(config: EngineConfig, index: int, processes: ProcessConfig) -> EngineConfig:
+    """The settings of one of several engines: a GPU each (two if the codec has the next), or a share of the CPU's threads."""
     if config.device in ("auto", "cuda") and torch.cuda.is_available():
-        return replace(config, device=f"cuda:{index}")
-    return replace(config, cpu_threads=max(1, config.cpu_threads // engines))
+        return replace(config, device=f"cuda:{2 * index if processes.codec_device == 'next' else index}")
+    return replace(config, cpu_threads=max(1, config.cpu_threads // processes.engines))
+
+
+def place_codec(engine: EngineConfig, processes: ProcessConfig) -> EngineConfig:
+    """The settings of the codec process of an engine that has its place."""
+    if processes.codec_device != "next":
+        return replace(engine, device=processes.codec_device)
+    own = re.fullmatch(r"cuda(?::([0-9]+))?", engine.device)
+    return replace(engine, device=f"cuda:{int(own[1] or 0) + 1}" if own else "cpu")
 
 
 async def prove(speaker: Speaker) -> None:
@@ -47,5 +77,13 @@ async def prove(speaker: Speaker) -> None:
                 raise EngineFailure(f"the first speech failed: {item.error}")
 
 
+async def prove_codec(service: CodecService) -> None:
+    """Decodes a frame. Raises `EngineFailure` if that is no sound."""
+    codes = np.zeros((1, service.info.num_codebooks, 1), np.int32)
+    made = await service.decode(DecodeCall([0], [0], codes, keep=True))
+    if None in made.sounds:
+        raise EngineFailure("the first frame that was decoded is no sound")
+
+
 if __name__ == "__main__":
-    live(start_engine)
+    live(start)

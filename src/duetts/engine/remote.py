@@ -113,8 +113,9 @@ class RemoteSpeaker:
         """The engines' last figures, added up, and those of each under `engines`. Nothing is waited for."""
         each = [self._figures(engine) for engine in self._engines]
         up = [engine for engine in self._engines if engine.takes_work]
+        links = [engine.link for engine in self._engines if engine.link is not None]
         return {
-            **add_up([engine.link.stats for engine in self._engines if engine.link is not None]),
+            **add_up([{name: value for name, value in link.stats.items() if name != "codec"} for link in links]),
             "alive": bool(up),
             "full": all(engine.link.num_calls >= self._room for engine in up if engine.link is not None),
             "engines_up": len(up),

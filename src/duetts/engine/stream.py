@@ -1,11 +1,12 @@
-"""The channel from engine threads to the one task that consumes an utterance."""
+"""The ways from engine threads to tasks: the channel to the one that consumes an utterance, and codes of a reference."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from concurrent.futures import Future
 
-from duetts.types import Chunk, Outcome
+from duetts.types import Chunk, Int32, Outcome
 
 
 class Post:
@@ -60,3 +61,16 @@ class Channel:
 
     async def get(self) -> Chunk | Outcome:
         return await self._items.get()
+
+
+async def await_codes(future: Future[Int32]) -> Int32:
+    """The codes of a reference. A caller that is cancelled takes its clip out of the line. Once begun it is finished and given
+    all the same, for those who come back: where encoding is slow, a client that gives up and tries again would never get it.
+    """
+    codes = asyncio.wrap_future(future)
+    try:
+        return await asyncio.shield(codes)
+    except asyncio.CancelledError:
+        if future.cancel():
+            raise
+        return await codes

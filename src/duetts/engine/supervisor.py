@@ -1,7 +1,8 @@
-"""One engine's place: a process that is started, watched, ended and started again, whatever happens to it. No torch.
+"""One process's place: it is started, watched, ended and started again, whatever happens to it. No torch. The server has one
+for each engine, and an engine one for its codec process.
 
 A life of a process has its own private socket and its own secret, so that nothing of an earlier life can be taken for an
-answer of the present one. The process notices by the end of its standard input that the server is gone.
+answer of the present one. The process notices by the end of its standard input that whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import zmq
 import zmq.asyncio
 
 from duetts.config import EngineConfig, ProcessConfig
-from duetts.engine.life import Orders
+from duetts.engine.life import Orders, Role
 from duetts.engine.link import Link
 from duetts.errors import CheckpointError, ConfigError, DuettsError, EngineFailure, NotEnoughMemory
 from duetts.types import SpeakerInfo
@@ -36,7 +37,7 @@ log = logging.getLogger("duetts.engine")
 
 
 class Supervisor:
-    """Keeps one engine running until `stop`. `changed` is called whenever it may have become able or unable to work."""
+    """Keeps one process running until `stop`. `changed` is called whenever it may have become able or unable to work."""
 
     def __init__(
         self,
@@ -47,8 +48,10 @@ class Supervisor:
         context: zmq.asyncio.Context,
         changed: Callable[[], None],
         command: Sequence[str] = ENGINE_COMMAND,
+        role: Role = "engine",
     ) -> None:
         self.index = index
+        self._role, self._name = role, f"{role} {index}"
         self._folder, self._engine, self._config, self._context = folder, engine, config, context
         self._changed = changed
         self._command = command
@@ -109,7 +112,7 @@ class Supervisor:
                 return
             self._failures = 0 if time.monotonic() - began > self.start_s + self._config.steady_s else self._failures + 1
             delay = backoff_s(self._failures, self._config)
-            log.error("engine %d: %s; it is started again in %.1f s", self.index, failure, delay)
+            log.error("%s: %s; it is started again in %.1f s", self._name, failure, delay)
             self.next_start = time.monotonic() + delay
             self._changed()  # whoever waits may learn that it would be in vain
             await self._pause(delay)
@@ -119,9 +122,9 @@ class Supervisor:
         """Nobody waits for ever for a first start that will not come."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("engine %d: its watch has failed", self.index, exc_info=error)
+            log.error("%s: its watch has failed", self._name, exc_info=error)
         if not self.first.done():
-            self.first.set_exception(error or EngineFailure("the engine was stopped before it was up"))
+            self.first.set_exception(error or EngineFailure(f"{self._name} was stopped before it was up"))
         self.first.exception()  # seen, also if nobody asks
         self._changed()
 
@@ -141,18 +144,21 @@ class Supervisor:
             )
         except OSError as error:
             _remove(folder)
-            return EngineFailure(f"engine {self.index} cannot be started: {error}")
+            return EngineFailure(f"{self._name} cannot be started: {error}")
         self.pid, self._silent, self._ending = process.pid, False, False
         self.link = link = Link(self._context, address, incarnation, self._changed)
         try:
-            orders = Orders(self.index, address, incarnation, os.getpid(), str(self._folder), self._engine, self._config)
+            orders = Orders(
+                self.index, address, incarnation, os.getpid(), str(self._folder), self._engine, self._config, self._role
+            )
             await _give(process, orders)
             failure = await self._watch(process, link, folder)
             self._ending = True
+            self._changed()
             await self._end(process, gently=failure is None)
             await link.settle()
-            reason = failure or link.error or EngineFailure(f"engine {self.index} ended with code {process.returncode}")
-            link.fail(reason if isinstance(reason, EngineFailure) else EngineFailure(f"engine {self.index}: {reason}"))
+            reason = failure or link.error or EngineFailure(f"{self._name} ended with code {process.returncode}")
+            link.fail(reason if isinstance(reason, EngineFailure) else EngineFailure(f"{self._name}: {reason}"))
             return reason
         finally:
             if process.returncode is None:
@@ -192,12 +198,12 @@ class Supervisor:
             return link.error
         if link.ready_at is None:
             limit = self._config.start_limit_s
-            return EngineFailure(f"engine {self.index} was not ready within {limit:g} s") if now - began > limit else None
+            return EngineFailure(f"{self._name} was not ready within {limit:g} s") if now - began > limit else None
         if self.info is not None and replace(link.info or self.info, device="") != replace(self.info, device=""):
-            return EngineFailure(f"engine {self.index} came back as another model: {link.info}")
+            return EngineFailure(f"{self._name} came back as another model: {link.info}")
         silent_s = now - max(link.heard, self._awake)
         if silent_s > self._config.stuck_s:
-            return EngineFailure(f"engine {self.index} was silent for {silent_s:.1f} s")
+            return EngineFailure(f"{self._name} was silent for {silent_s:.1f} s")
         return None
 
     def _note(self, link: Link, began: float, now: float) -> None:
@@ -222,7 +228,7 @@ class Supervisor:
         try:
             await asyncio.wait_for(process.wait(), END_S)
         except TimeoutError:
-            log.error("engine %d did not end within %.0f s and is killed", self.index, END_S)
+            log.error("%s did not end within %.0f s and is killed", self._name, END_S)
             _kill(process)
             await process.wait()
 

@@ -1,4 +1,5 @@
-"""The messages between a server and an engine process: forms, version, checks. Knows no sockets, no torch, no requests' lives.
+"""The messages between a server and an engine process, and between that and its codec process: forms, version, checks. Knows
+no sockets, no torch, no requests' lives.
 
 A message is a list of parts: a msgpack header, then arrays as raw little-endian bytes (PCM, codes, prompts, samples). Every
 header carries the version, the incarnation (a secret of one life of one engine process), a place in the line of all messages
@@ -7,11 +8,13 @@ that way, so that a loss shows at the next heartbeat, and a kind:
     to the engine     beat                             the client lives
                       speak(id, utterance) + prompt    int32 [1 + codebooks, positions]
                       encode(id) + samples             float32 [samples]
+                      decode(id, slots, fresh, keep) + codes  int32 [streams, codebooks, frames], to a codec process
                       cancel(id)
     from the engine   state(state, info, stats, error) its heartbeat: loading, ready, draining, failed; ended is its last word
                       chunk(id, number, frames) + pcm, codes
                       end(id, number, outcome)         number is the count of chunks before it
                       codes(id) + codes
+                      sounds(id, finite, seconds) + pcm of each stream whose samples are finite
                       refused(id, error)               raised instead of a result; id None: a message that was not understood
 """
 
@@ -26,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ormsgpack
 
+from duetts.engine.parts import DecodeCall, Decoded
 from duetts.errors import DuettsError, EngineFailure, WireError
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Utterance
 
@@ -163,6 +167,45 @@ def read_wave(message: Message) -> Float32:
 def codes(number: int, found: Int32) -> Message:
     """The codes [codebooks, frames] of an `encode`."""
     return Message("codes", {"id": number}, (np.ascontiguousarray(found, "<i4").tobytes(),))
+
+
+def decode(number: int, call: DecodeCall) -> Message:
+    """A call of the codec's decoder."""
+    values = {"id": number, "slots": call.slots, "fresh": call.fresh, "keep": call.keep}
+    return Message("decode", values, (np.ascontiguousarray(call.codes, "<i4").tobytes(),))
+
+
+def read_decode(message: Message, info: SpeakerInfo, slots: int, vocabulary: int) -> DecodeCall:
+    """The call of a `decode`. Raises `WireError` for slots that are not there or come twice, and for codes out of range."""
+    chosen, fresh = message.take("slots", list), message.take("fresh", list)
+    fit = all(_fits(slot, int) and 0 <= slot < slots for slot in chosen)
+    if not chosen or not fit or len(set(chosen)) != len(chosen):
+        raise WireError(f"decode: the slots {chosen!r:.80} are not different ones of 0..{slots - 1}")
+    if not all(slot in chosen for slot in fresh):
+        raise WireError("decode: a stream begins that has no codes")
+    codes: Int32 = message.array(0, "<i4", len(chosen) * info.num_codebooks)
+    if codes.shape[1] < 1 or codes.min() < 0 or codes.max() >= vocabulary:
+        raise WireError(f"decode: codes {codes.shape} are not at least one frame of 0..{vocabulary - 1}")
+    return DecodeCall(chosen, fresh, codes.reshape(len(chosen), info.num_codebooks, -1), message.take("keep", bool))
+
+
+def sounds(number: int, found: Decoded) -> Message:
+    """What a call of the decoder has made."""
+    values = {"id": number, "finite": [sound is not None for sound in found.sounds], "seconds": found.seconds}
+    return Message("sounds", values, tuple(sound for sound in found.sounds if sound is not None))
+
+
+def read_sounds(message: Message, call: DecodeCall, frame_length: int) -> Decoded:
+    """What `call` has made. Raises `WireError` when it is not PCM of so many streams and frames."""
+    finite, parts = message.take("finite", list), message.parts
+    size = 2 * frame_length * call.codes.shape[2]
+    seconds = message.values.get("seconds")
+    if len(finite) != len(call.slots) or sum(map(bool, finite)) != len(parts) or not _fits(seconds, float | None):
+        raise WireError(f"sounds: {len(parts)} sounds and {finite!r:.80} for {len(call.slots)} streams")
+    if any(len(part) != size for part in parts):
+        raise WireError(f"sounds: {[len(part) for part in parts]!r:.80} bytes are not {call.codes.shape[2]} frames")
+    following = iter(parts)
+    return Decoded([next(following) if each else None for each in finite], seconds)
 
 
 def refused(number: int | None, error: BaseException) -> Message:

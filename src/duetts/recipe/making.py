@@ -33,6 +33,7 @@ DOORS_S = 0.004  # of a first chunk, outside of the engine
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # batch sizes that the engine records
 BUSY = {"latency": 0.15, "balanced": 0.35, "throughput": 0.9}  # share of a frame's time that a full batch may take
 LINE = {"latency": 1, "balanced": sizing.QUEUE, "throughput": 2 * sizing.QUEUE}
+APART = "_2gpu"  # the end of the profile whose codec has a GPU of its own
 SLOW_ALONE = 0.5  # RTF of one request above which a card needs weights in 8 bits
 
 
@@ -103,7 +104,8 @@ def make(request: Request, strict: bool = False, gpus: Callable[[], list[Gpu] | 
     argv += [word for name, value, _ in flags for word in ("--" + name.replace("_", "-"), str(value))]
     visible = ",".join(map(str, range(count))) if 0 < count < hardware.gpus else ""
     places = next(value for name, value, _ in flags if name == "max_num_seqs")
-    estimates = _estimates(model, hardware, precision, int(places), goal, count, reading.warnings)
+    replicas = 1 if profile.endswith(APART) else max(1, count)
+    estimates = _estimates(model, hardware, precision, int(places), goal, replicas, profile.endswith(APART), reading.warnings)
     docker = docker_argv(argv, hardware.brand, visible)
     about = load_profile(profile)["about"] if profile else "The model is so small that the defaults do"
     return {
@@ -187,7 +189,7 @@ def _flags(model: Model, hardware: Hardware, count: int, precision: str, goal: s
         reason = "A CPU is slower than one listens: few at a time"
         return [("max_num_seqs", 1 if goal == "latency" else 2, reason)], "fish_qwen3_omni_cpu"
     memory = hardware.memory_gb * 1e9
-    suffix = "_16gb" if memory < SMALLEST else "_24gb" if memory < SMALL else {2: "_2gpu", 8: "_8gpu"}.get(count, "")
+    suffix = "_16gb" if memory < SMALLEST else "_24gb" if memory < SMALL else {2: APART, 8: "_8gpu"}.get(count, "")
     profile = load_profile("fish_qwen3_omni" + suffix)
     flags: list[Flag] = []
     if "processes" not in profile:
@@ -196,7 +198,8 @@ def _flags(model: Model, hardware: Hardware, count: int, precision: str, goal: s
     if kind != profile.get("engine", {}).get("quantization", "none"):
         why = "Asked for" if kind == "none" else "Half as much to read for each frame, and half the memory"
         flags.append(("quantization", kind, why))
-    room, time = _room(hardware, precision), _in_time(precision, hardware.card, BUSY[goal])
+    apart = suffix == APART
+    room, time = _room(hardware, precision, apart), _in_time(precision, hardware.card, BUSY[goal], apart)
     places = max([1, *(step for step in LADDER if step <= min(room, time))])
     bound = f"{BUSY[goal]:.0%} of a frame's 46 ms" if time <= room else f"{hardware.memory_gb:g} GB of memory"
     few = f"One: by estimate even it takes more than {bound}"
@@ -230,35 +233,37 @@ def _frame_s(streams: int, precision: str, card: Card) -> float:
     return frame_floor_s(streams, CONTEXT, _sizes(precision), card) / REACHED + GAPS_S
 
 
-def _busy(streams: int, precision: str, card: Card) -> float:
-    """RTF of so many streams, language model and codec."""
-    return (_frame_s(streams, precision, card) + streams * codec_floor_s(S2_PRO, card) / REACHED) / FRAME_S
+def _busy(streams: int, precision: str, card: Card, apart: bool = False) -> float:
+    """RTF of so many streams, language model and codec, one after another or on a card each."""
+    frame_s, codec_s = _frame_s(streams, precision, card), streams * codec_floor_s(S2_PRO, card) / REACHED
+    return (max(frame_s, codec_s) if apart else frame_s + codec_s) / FRAME_S
 
 
-def _in_time(precision: str, card: Card, share: float) -> int:
-    return max([0, *(step for step in LADDER if _busy(step, precision, card) <= share)])
+def _in_time(precision: str, card: Card, share: float, apart: bool) -> int:
+    return max([0, *(step for step in LADDER if _busy(step, precision, card, apart) <= share)])
 
 
-def _room(hardware: Hardware, precision: str) -> int:
+def _room(hardware: Hardware, precision: str, apart: bool = False) -> int:
     memory = hardware.memory_gb * 1e9
-    return sizing.places(memory, memory, sizing.SHARE, QUANTIZATIONS[precision])
+    return sizing.places(memory, memory, sizing.SHARE, QUANTIZATIONS[precision], codec=not apart)
 
 
 def _estimates(
-    model: Model, hardware: Hardware, precision: str, places: int, goal: str, count: int, warnings: list[str]
-) -> dict[str, Any]:
+    model: Model, hardware: Hardware, precision: str, places: int, goal: str, replicas: int, apart: bool,
+    warnings: list[str],
+) -> dict[str, Any]:  # fmt: skip
     if model.sizes is None:
         source = "no estimate: so small a model is bound by the gaps between its operations. `duetts bench` measures"
         return {"weights_gb": 0.06, "kv_gb": None, "max_num_seqs": places, "ttfa_ms": None, "rtf": None, "rtf_full": None,
                 "audio_seconds_per_second": None, "source": source}  # fmt: skip
     card = hardware.card
-    alone, full = _busy(1, precision, card), _busy(places, precision, card)
+    alone, full = _busy(1, precision, card, apart), _busy(places, precision, card, apart)
     if alone > 1:
         warnings.append(
             f"{card.name} is estimated to need {alone:.1f} s for a second of speech: no stream would play without gaps"
         )
     frames = {"latency": 1, "throughput": 4}.get(goal, 2)
-    first = DOORS_S + prefill_floor_s(PROMPT, _sizes(precision), card) / REACHED + frames * alone * FRAME_S
+    first = DOORS_S + prefill_floor_s(PROMPT, _sizes(precision), card) / REACHED + frames * _busy(1, precision, card) * FRAME_S
     numbers = "measured bandwidth and arithmetic" if hardware.measured else "its data sheet"
     return {
         "weights_gb": 18.25 if precision == "fp32" else round(sizing.WEIGHTS[QUANTIZATIONS[precision]] / 1e9, 2),
@@ -267,7 +272,7 @@ def _estimates(
         "ttfa_ms": round(1000 * first),
         "rtf": round(alone, 3),
         "rtf_full": round(full, 3),
-        "audio_seconds_per_second": round(max(1, count) * places / full, 1),
+        "audio_seconds_per_second": round(replicas * places / full, 1),
         "source": f"an estimate, not a measurement: the roofline with {numbers}, of which {REACHED:.0%} are reached, and "
         f"{1000 * GAPS_S:g} ms of gaps a frame; {CONTEXT} positions a speech, a clip of 10 s whose codes are known",
     }  # fmt: skip

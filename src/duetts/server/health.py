@@ -43,7 +43,7 @@ class Health:
         self._watchdog_s = watchdog_s
         self._clock = clock
         self._service: SpeechService | None = None
-        self._proven: set[tuple[int, int]] = set()  # engines that have spoken, and in which of their lives
+        self._proven: set[tuple[int, ...]] = set()  # engines that have spoken, and in which of their lives
         self._proof: asyncio.Task[None] | None = None
         self._seen: tuple[Any, ...] = ()
         self._moved = clock()  # when somebody last saw progress, or nothing to do
@@ -63,7 +63,7 @@ class Health:
             return self.phase
         stats = self._service.stats()
         if not stats.get("alive", True):
-            return "no engine is up"
+            return f"no engine is up{_whereabouts(stats)}"
         stalled_s = max(stats.get("stalled_s", 0.0), self._standing_s(stats))
         return f"work is open and nothing has moved for {stalled_s:.0f} s" if stalled_s > self._watchdog_s else ""
 
@@ -129,12 +129,23 @@ class Health:
         return now - self._moved
 
 
-def _lives(stats: dict[str, Any]) -> set[tuple[int, int]]:
-    """The engines that are up, and in which of their lives they are."""
+def _lives(stats: dict[str, Any]) -> set[tuple[int, ...]]:
+    """The engines that are up, and in which of their lives they and their codec processes are."""
     engines = stats.get("engines")
     if engines is None:
         return {(0, 0)} if stats.get("alive", True) else set()
-    return {(each["index"], each["starts"]) for each in engines if each["state"] == "ready"}
+    up = [each for each in engines if each["state"] == "ready"]
+    return {(each["index"], each["starts"], each.get("codec", {}).get("starts", 0)) for each in up}
+
+
+def _whereabouts(stats: dict[str, Any]) -> str:
+    """What the processes of both roles do, in words."""
+    told = []
+    for each in stats.get("engines") or []:
+        told.append(f"engine {each['index']} is {each['state']}")
+        if "codec" in each:
+            told.append(f"its codec is {each['codec']['state']}")
+    return f": {', '.join(told)}" if told else ""
 
 
 def health_router(health: Health, metrics: Metrics, config: ServerConfig) -> APIRouter:
@@ -195,6 +206,7 @@ def describe(service: SpeechService | None, config: ServerConfig) -> dict[str, A
         model |= {
             "model_type": info.model_type, "weights": info.weights, "device": info.device, "dtype": info.dtype,
             "sample_rate": info.sample_rate, "max_model_len": info.max_model_len, "codec_id": info.codec_id,
+            "codec_device": info.codec_device or info.device,
         }  # fmt: skip
     return found | model
 

@@ -257,6 +257,24 @@ def _of_engines(engines: list[Mapping[str, Any]]) -> Iterator[Metric]:
         if each.get("pid") and (resident := _resident_bytes(each["pid"])) is not None:
             memory.add_metric([str(index)], resident)
     yield from (alive, ended, memory)
+    codecs = {str(index): each["codec"] for index, each in enumerate(engines) if "codec" in each}
+    if codecs:
+        yield from _of_codecs(codecs)
+
+
+def _of_codecs(codecs: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """The codec processes of engines that have one."""
+    alive = GaugeMetricFamily(f"{PREFIX}codec_up", "1 while the engine's codec process takes work.", labels=("engine",))
+    starts = CounterMetricFamily(
+        f"{PREFIX}codec_starts", "Starts of the engine's codec process in this life of the engine.", labels=("engine",)
+    )
+    memory = GaugeMetricFamily(f"{PREFIX}codec_memory_bytes", "Resident memory of that process.", labels=("engine",))
+    for index, codec in codecs.items():
+        alive.add_metric([index], codec["state"] == "ready")
+        starts.add_metric([index], codec["starts"])
+        if codec["pid"] and (resident := _resident_bytes(codec["pid"])) is not None:
+            memory.add_metric([index], resident)
+    yield from (alive, starts, memory)
 
 
 def _resident_bytes(pid: int) -> int | None:

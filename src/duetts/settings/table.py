@@ -231,6 +231,10 @@ SETTINGS: tuple[Setting, ...] = (
             "engines", "processes.engines", "Engine processes: one for each GPU; on a CPU they share its threads.",
             ("--replicas", "--data-parallel-size"),
         ),
+        Setting(
+            "codec_device", "processes.codec_device", "same (an engine decodes its frames itself), or a codec process for each "
+            "engine: next (on the GPU after the engine's; on a CPU beside it), cpu, cuda:N.",
+        ),
         Setting("engine_kind", "processes.kind", "model, or null: one without a model that answers at once, to measure the "
                 "rest.", ("--engine",), quiet=True),
         Setting("engine_listen", "processes.listen", "tcp://host:port for engines that are reached over a trusted network.",
@@ -297,10 +301,10 @@ SETTINGS: tuple[Setting, ...] = (
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 # Sections that people look for, and why there are none.
 MISSING_SECTIONS = {
-    "codec": "the codec runs beside its language model, on the same device and in the type that is right there; to put it on a "
-    "second device is not built yet. Two GPUs are two replicas, engines: 2, as in the profile fish_qwen3_omni_2gpu",
-    "placement": "replicas are processes.engines, one on each GPU; the codec runs beside its language model, and a model is "
-    "not spread over GPUs",
+    "codec": "its device is codec_device of processes, and its type the one that is right there; chunks are first_chunk and "
+    "largest_chunk of engine",
+    "placement": "replicas are engines of processes, one on each GPU, and codec_device there says where the codec is; a model "
+    "is not spread over GPUs",
     "overrides": "what follows from the machine is in profiles; several files may share one base",
     "sampling": "the model's own defaults hold, and requests say what they want else",
 }
