@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import duetts
+import duetts.embedded
 from duetts.config import ConfigError, EngineConfig, Limits
 from duetts.embedded import MINI, mini_folder
 from duetts.errors import InvalidRequest, ModelNotFound
@@ -90,7 +91,9 @@ def test_engine_settings_are_checked(values: dict) -> None:
         EngineConfig(**values)
 
 
-def test_mini_is_written_once_with_its_real_dimensions() -> None:
+def test_mini_is_written_once_with_its_real_dimensions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where its weights are not in the package."""
+    monkeypatch.setattr(duetts.embedded, "SHIPPED", tmp_path)
     folder = mini_folder()
     first = (folder / "model.safetensors").stat()
     assert mini_folder() == folder

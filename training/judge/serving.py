@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-READY_S = 180.0
+READY_S = 600.0  # of a busy machine
 ANSWER_S = 600.0  # a long text on a busy machine
 LISTENING = re.compile(r"listening on (http\S+)\n")
 
