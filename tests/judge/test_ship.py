@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from training.judge.gates import RESULT, judge
+from training.judge.serving import Server, served
 from training.judge.sets import Line, write_json, write_lines
+from training.samples import record_all
 from training.ship import CARD, FILES, TABLE, fill_card, ship
 
 import duetts.embedded
@@ -115,6 +117,20 @@ def test_what_must_not_ship_changes_nothing(damage, message: str, model: Path, c
     with pytest.raises(SystemExit, match=r"lacks|more than|not trained|no preset"):
         ship(model, clips, "carl", into)
     assert {name: (into / name).read_bytes() for name in files(into)} == before
+
+
+def test_samples_of_all_voices_are_made_of_a_shipped_model(model: Path, clips: Path, tmp_path: Path) -> None:
+    ship(model, clips, "anna", tmp_path / "package")
+    with (
+        served(tmp_path / "package", "--device", "cpu", "--cpu-threads", "1", "--served-model-name", "tiny") as address,
+        Server(address) as server,
+    ):
+        server.wait()
+        record_all(server, tmp_path / "samples")
+    names = [name for name, _ in sorted((path.name, path) for path in (tmp_path / "samples").iterdir())]
+    assert names == ["README.md", "anna.opus", "bert.opus", "default.opus"]
+    assert (tmp_path / "samples" / "bert.opus").read_bytes().startswith(b"OggS")
+    assert "[anna.opus](anna.opus)" in (tmp_path / "samples" / "README.md").read_text()
 
 
 def test_a_preset_that_is_not_there_cannot_be_the_default(model: Path, clips: Path, tmp_path: Path) -> None:

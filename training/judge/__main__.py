@@ -40,8 +40,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="model folder; without it duetts-mini")
     parser.add_argument("--url", help="a server that runs, in the place of one that is started")
     parser.add_argument("--originals", type=Path, help="folder of training.judge.originals")
+    parser.add_argument("--voice", help="who speaks for the default voice; none is the bare model")
     options = parser.parse_args()
-    given = {"--model": options.model, "--url": options.url, "--originals": options.originals}
+    given = {"--model": options.model, "--url": options.url, "--voice": options.voice, "--originals": options.originals}
     asked = [word for flag, value in given.items() if value for word in (flag, value)]
     if run(sys.executable, "speak", "--out", options.out, *asked):
         raise SystemExit("the server could not be asked for everything")

@@ -72,8 +72,13 @@ class Server:
         found: dict[str, Any] = self._answer("GET", "/version").json()
         return found
 
+    def presets(self) -> list[str]:
+        """Names of the voices that came with the model."""
+        voices = self._answer("GET", "/v1/audio/voices").json()["data"]
+        return [voice["name"] for voice in voices if voice["origin"] == "preset"]
+
     def speak(self, text: str, seed: int, **fields: Any) -> tuple[bytes, dict[str, Any]]:
-        """A complete WAV file, and how it came about."""
+        """A complete file, WAV unless other fields say otherwise, and how it came about."""
         answer = self._answer("POST", "/v1/audio/speech", json={"input": text, "seed": seed, **fields})
         headers = answer.headers
         return answer.content, {

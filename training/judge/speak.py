@@ -115,19 +115,19 @@ def describe(server: Server, model: Path | None) -> dict[str, Any]:
 def claim(path: Path, found: dict[str, Any]) -> None:
     """Raises `SystemExit` if the folder is another model's."""
     before = read_json(path)
-    if before and any(before.get(key) != found.get(key) for key in ("sha256", "codec_id", "weights")):
+    if before and any(before.get(key) != found.get(key) for key in ("sha256", "codec_id", "weights", "voice")):
         raise SystemExit(f"{path.parent} has what another model said; take another folder")
     write_json(path, found)
 
 
-def speak_all(server: Server, out: Path, model: Path | None, originals: Path | None) -> None:
+def speak_all(server: Server, out: Path, model: Path | None, originals: Path | None, voice: str = "default") -> None:
     server.wait()
     out.mkdir(parents=True, exist_ok=True)
-    claim(out / MODEL, describe(server, model))
+    claim(out / MODEL, describe(server, model) | {"voice": voice})
     measure_speed(server, out / SPEED)
 
     def plain(line: Line, seed: int) -> tuple[bytes, dict[str, Any]]:
-        return server.speak(line.text, seed)
+        return server.speak(line.text, seed, voice=voice)
 
     write_set(out / DEFAULT_VOICE, default_lines(), SEEDS[DEFAULT_VOICE], plain)
     write_set(out / STORY, [Line(STORY, STORY_FILE.read_text(encoding="utf-8"), DEFAULT_VOICE)], SEEDS[STORY], plain)
@@ -142,10 +142,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="model folder; without it duetts-mini")
     parser.add_argument("--url", help="a server that runs, in the place of one that is started")
     parser.add_argument("--originals", type=Path, help="folder of training.judge.originals")
+    parser.add_argument("--voice", default="default", help="who speaks for the default voice; none is the bare model")
     options = parser.parse_args()
     model = options.model or (None if options.url else resolve_model(None))
     with nullcontext(options.url) if options.url else served(options.model) as address, Server(address) as server:
-        speak_all(server, options.out, model, options.originals)
+        speak_all(server, options.out, model, options.originals, options.voice)
 
 
 if __name__ == "__main__":
