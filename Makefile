@@ -1,13 +1,14 @@
-# The whole developer interface: setup, demo, test, test-slow, check, bench, judge.
+# The whole developer interface: setup, setup-ray, demo, test, test-slow, check, bench, judge.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LISTENER := $(VENV)/.listener
 JUDGES := .venv-judge
+RAY := $(VENV)/.ray
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test test-slow check bench judge clean
+.PHONY: setup setup-ray demo test test-slow check bench judge clean
 
 setup: $(STAMP)
 
@@ -18,13 +19,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
+# Ray Serve, for clusters: 0.3 GB. Where it cannot be had, the tests that need it are skipped and say so.
+setup-ray: $(RAY)
+
+$(RAY): $(STAMP)
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[ray]' && touch $(RAY) \
+	  || echo "Ray cannot be installed here: tests of clusters are skipped"
+
 demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
 	$(BIN)/python -m pytest
 
-test-slow: setup $(LISTENER)
+test-slow: setup $(LISTENER) $(RAY)
 	$(BIN)/python -m pytest -m slow -rs
 
 # Who writes down what was said. Where it cannot be had, the tests that need it are skipped and say so.

@@ -13,10 +13,10 @@ from typer.core import TyperCommand
 
 from duetts.cli_bench import bench
 from duetts.cli_voices import voices_app
-from duetts.config import EMBEDDED, EngineConfig, LogConfig, ProcessConfig, environment
+from duetts.config import EMBEDDED, EngineConfig, LogConfig, ProcessConfig, environment, ray_address
 from duetts.errors import ConfigError, DuettsError, FastPathMissing, ModelNotFound, NotEnoughMemory
 from duetts.settings.arguments import Given, rewrite, takes_settings
-from duetts.settings.values import Value, build, resolve, unknown_variables
+from duetts.settings.values import Value, build
 
 # Without markup: the library for it takes longer to load than all the rest.
 app = typer.Typer(name="duetts", help="A speech server for dual-AR text-to-speech models.", add_completion=False,
@@ -102,23 +102,31 @@ def read_settings(line: Mapping[str, Any]) -> tuple[dict[str, Value], list[str]]
 
     Raises `ConfigError`.
     """
-    from duetts.deploy.profiles import AUTO, choose, read_files
+    from duetts.deploy.profiles import settle
 
     given = Given(line)
-    variables = environment()
-    base, files = read_files(given.config or variables.get("config"))
-    named = given.profile or variables.get("profile") or base or AUTO
-    profile, told = choose(named, resolve(given.flags, variables, *files))
-    values = resolve(given.flags, variables, profile, *files)
-    return values, [*given.notes, *unknown_variables(variables), *told]
+    values, told = settle(given.flags, environment(), given.config, given.profile)
+    return values, [*given.notes, *told]
 
 
 @app.command(cls=SettingsCommand)
 @takes_settings
-def serve(line: dict[str, Any]) -> None:
+def serve(
+    line: dict[str, Any],
+    ray: Annotated[bool, typer.Option("--ray", help="Serve by Ray Serve, on one machine or many (duetts[ray]).")] = False,
+    min_replicas: Annotated[str | None, typer.Option(help="With --ray: replicas at least.")] = None,
+    max_replicas: Annotated[str | None, typer.Option(help="With --ray: replicas at most.")] = None,
+    gpus_per_replica: Annotated[str | None, typer.Option(help="With --ray: GPUs of each; else one for an engine.")] = None,
+) -> None:
     """Serve a model over HTTP. Each setting is also a variable DUETTS_NAME and a key of the file; flags come first, then
     variables, then the file. In brackets: the default. docs/configuration.md has more, `duetts config --show` what holds."""
+    fleet = {"min_replicas": min_replicas, "max_replicas": max_replicas, "gpus_per_replica": gpus_per_replica}
     try:
+        if ray:
+            code = serve_by_ray(line, fleet)
+            raise typer.Exit(code)
+        if any(fleet.values()):
+            raise ConfigError("--min-replicas, --max-replicas and --gpus-per-replica are for --ray")
         values, notes = read_settings(line)
         settings = build(values)
         start_log(settings.server.logs)
@@ -134,6 +142,23 @@ def serve(line: dict[str, Any]) -> None:
     except DuettsError as error:
         fail(error)
     raise typer.Exit(code)
+
+
+def serve_by_ray(line: Mapping[str, Any], fleet: Mapping[str, str | None]) -> int:
+    """The same settings, by Ray Serve. Replicas may be elsewhere: what this machine's variables say goes with them."""
+    start_log(LogConfig())
+    address = ray_address()
+    try:
+        from duetts.cluster.application import run
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--ray needs Ray: pip install 'duetts[ray]' ({error.name} is missing)") from None
+    from duetts.cluster.fleet import arguments_of
+
+    given = Given(line)
+    for note in given.notes:
+        logging.getLogger("duetts").warning("%s", note)
+    chosen = {name: value for name, value in fleet.items() if value is not None}
+    return run({**arguments_of(given, environment()), **chosen}, address)
 
 
 def start_log(config: LogConfig) -> None:

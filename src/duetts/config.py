@@ -63,6 +63,13 @@ def visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def ray_address() -> str | None:
+    """The cluster of `RAY_ADDRESS`. Without one Ray stays on loopback; it learns that by a variable when it is imported."""
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    return os.environ.get("RAY_ADDRESS") or None
+
+
 def fish_kvcache_attn(values: Mapping[str, str] | None = None) -> str:
     """How decode attention is chosen: auto, on, off or required, by `DUETTS_FISH_KVCACHE_ATTN` or vLLM-Omni's name for it.
     Raises `ConfigError` for any other word."""

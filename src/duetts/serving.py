@@ -171,7 +171,7 @@ def tell_licences(folder: Path) -> None:
 async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metrics, health: Health) -> int:
     """The model's life behind the gate."""
     stopped = asyncio.create_task(signals.first.wait())
-    starting = asyncio.create_task(_start(plan, health))
+    starting = asyncio.create_task(start_synthesizer(plan, health))
     synthesizer = None
     try:
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -193,7 +193,7 @@ async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metric
             await synthesizer.close()
 
 
-async def _start(plan: Plan, health: Health) -> Synthesizer:
+async def start_synthesizer(plan: Plan, health: Health) -> Synthesizer:
     """The text side over engines that are up and have spoken. Leaves no process behind when it fails or is cancelled."""
     health.phase = "the model is looked for"
     folder = await find_folder(plan.model, plan.revision)

@@ -15,8 +15,8 @@ from .source import PACKAGE, ROOT, Module, read_package
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 140  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
-MAX_LINES = 25_300
+MAX_MODULES = 144  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
+MAX_LINES = 25_980
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conditions": set(),
     "bench": {"roofline", "conditions", "errors"},
     "parts_bench": {"roofline", "conditions", "engine", "models", "checkpoint", *SETTINGS},
-    "cluster": {"server", "synthesizer", "config", "errors"},
+    "cluster": {"serving", "server", "synthesizer", "deploy", "settings", "config", "errors"},
     "doctor": {
         "tts", "synthesizer", "engine", "voices", "embedded", "checkpoint", "checkpoint_files", "models", "kernels",
         "attention", "text", "audio", *SETTINGS,
@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ANYTHING = {"cli", "cli_bench", "cli_voices", "__main__", "__init__"}
 
 LATE_IMPORTS = {"attention/fish_kvcache_attn.py", "cli.py", "cli_bench.py", "cli_voices.py", "kernels/__init__.py",
-                "__init__.py"}  # fmt: skip
+                "cluster/__init__.py", "__init__.py"}  # fmt: skip
 LITERAL_NAMES = {"checkpoint.py", "__init__.py"}
 GLOBAL_SEEDS = {"torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "random.seed",
                 "np.random.seed", "numpy.random.seed"}  # fmt: skip

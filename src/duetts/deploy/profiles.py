@@ -15,7 +15,7 @@ from duetts.errors import ConfigError, DuettsError
 from duetts.machine import Gpu, local_gpus
 from duetts.model_config import read_model_config
 from duetts.settings.files import READERS, load
-from duetts.settings.values import DEFAULT, Value, hint
+from duetts.settings.values import DEFAULT, Value, hint, resolve, unknown_variables
 
 FOLDER = Path(__file__).parent
 AUTO, NONE = "auto", "none"
@@ -68,6 +68,22 @@ def read_files(path: str | None) -> tuple[str | None, list[Layer]]:
         path, here = _take_head(found.name, content), found.parent
         layers.insert(0, (found.name, content))
     return None, layers
+
+
+def settle(
+    flags: Mapping[str, tuple[str, list[str]]],
+    variables: Mapping[str, str],
+    config: str | None,
+    profile: str | None,
+    *more: Layer,
+) -> tuple[dict[str, Value], list[str]]:
+    """Every setting of flags, variables, `more`, the file that one of them names and a profile, in this order; and what should
+    be told of them. Raises `ConfigError`."""
+    base, files = read_files(config or variables.get("config"))
+    layers = [*files, *more]
+    named = profile or variables.get("profile") or base or AUTO
+    chosen, told = choose(named, resolve(flags, variables, *layers))
+    return resolve(flags, variables, chosen, *layers), [*unknown_variables(variables), *told]
 
 
 def _take_head(name: str, content: dict[str, Any]) -> str | None:
