@@ -260,11 +260,12 @@ def candidates(kind: Kind) -> list[Any]:
         today = codec.choose_unit_tile(kind.rows, outputs, kind.taps, x.element_size(), card)
         sizes = itertools.product((16, 32, 64, 128, 256), (32, 64), (4, 8, 16), (2, 3, 4), (False, True))
         units = [codec.UnitTile(*size) for size in sizes if size[0] <= 16 * size[2] and size[0] * 2 >= size[2] * 8]
+        units = [unit for unit in units if codec.multiplies(unit.rows, min(codec._halves(outputs)))]
         return sorted(units, key=lambda tile: abs(math.log2(tile.rows / today.rows)))
     few = kind.rows <= 64
     rows, widths = ((16, 32, 64), (32, 64, 128)) if few else ((64, 128, 256), (64, 128, 256))
     sizes = itertools.product(rows, widths, (64, 128) if few else (32, 64), (1, 2, 3, 4, 8, 16), (4, 8), (3, 4), (False, True))
-    tiles = [codec.Tile(*size) for size in sizes if size[0] * size[1] <= 4096 * size[4]]
+    tiles = [codec.Tile(*size) for size in sizes if size[0] * size[1] <= 4096 * size[4] and codec.multiplies(*size[:2])]
     tiles = [tile for tile in tiles if tile.splits == 1 or codec._tiles(kind.rows, outputs, *tile[:2]) * tile.splits <= 264]
     return sorted(tiles, key=lambda tile: codec._tile_seconds(tile, kind.rows, x.shape[2], outputs, kind.taps, 132))
 

@@ -1,5 +1,7 @@
 """Triton kernels of the codec decoder in the interpreter, against their torch twins: float32, small and odd shapes."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -228,3 +230,13 @@ def test_every_program_of_a_shared_tile_has_work_and_counts_have_room() -> None:
             assert share * (tile.splits - 1) < blocks
             assert tile.splits == 1 or (tiles <= COUNTS and tiles * tile.splits <= 132)
             assert rows > 64 or tile.rows <= 64
+
+
+def test_blocks_of_64_rows_have_64_outputs() -> None:
+    card = codec.Card(132, 227 * 1024)
+    for channels, exponent in itertools.product((64, 96, 128, 192), range(18)):
+        unit = codec.choose_unit_tile(2**exponent, channels, 7, 2, card)
+        assert codec.multiplies(unit.rows, min(codec._halves(channels))), (channels, unit)
+    for inputs, outputs, exponent in itertools.product((16, 96, 192, 768), (16, 96, 192, 768), range(18)):
+        tile = codec.choose_tile(2**exponent, inputs, outputs, 7, 2, card, True)
+        assert codec.multiplies(tile.rows, tile.outputs), (inputs, outputs, tile)

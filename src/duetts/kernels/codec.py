@@ -74,6 +74,11 @@ class UnitTile(NamedTuple):
     near: bool = False
 
 
+def multiplies(rows: int, outputs: int) -> bool:
+    """Whether programs of so many rows and outputs give right sums (`codec_conv.py` says what went wrong)."""
+    return rows < 64 or outputs >= 64
+
+
 def _seconds(programs: int, num_bytes: int, flops: int, num_steps: int, beside: int, processors: int) -> float:
     """An estimate, for programs that take so much each and of which `beside` fit a processor."""
     turns = -(-programs // processors)
@@ -101,7 +106,7 @@ def choose_tile(rows: int, inputs: int, outputs: int, taps: int, size: int, card
     fitting = [tile for tile in TILES if inputs % tile.inputs == 0]
     fitting = [tile for tile in fitting if 2 * tile.stages * tile.inputs * (tile.rows + tile.outputs) <= memory]
     if size > 2 or not fitting:  # nothing that must be fast
-        return Tile(min(64, _power(rows)), min(64, _power(outputs)), min(32, _power(inputs)), stages=2)
+        return Tile(min(64 if size > 2 else 32, _power(rows)), min(64, _power(outputs)), min(32, _power(inputs)), stages=2)
     tries = list(fitting)
     for tile in fitting if shared else ():
         tiles, blocks = _tiles(rows, outputs, tile.rows, tile.outputs), taps * inputs // tile.inputs
@@ -123,6 +128,7 @@ def choose_unit_tile(rows: int, channels: int, taps: int, size: int, card: Card)
     tries = [UnitTile(16, inputs, 4, 4), UnitTile(32, inputs, 4, 4), UnitTile(64, inputs, 4, 3), UnitTile(128, inputs, 8, 3)]
     if channels <= 96:
         tries.append(UnitTile(256, inputs, 8, 3))
+    tries = [tile for tile in tries if multiplies(tile.rows, min(_halves(channels)))]
     tries = [tile for tile in tries if 2 * tile.stages * inputs * (tile.rows + channels) <= memory] or tries[:1]
 
     def seconds(tile: UnitTile) -> float:
