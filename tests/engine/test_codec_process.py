@@ -3,24 +3,29 @@
 import asyncio
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from duetts.config import ProcessConfig
 from duetts.engine.remote import RemoteSpeaker
-from duetts.errors import EngineFailure
-from duetts.types import Outcome, Utterance
+from duetts.errors import ConfigError, EngineFailure, NotReady, Overloaded
+from duetts.types import Chunk, Outcome, Utterance
 from tests.waiting import LIMIT_S, until
 
 from .test_process import ENGINE, LONG, WAVE, alone, work
+from .test_remote import gone, temporary
 from .test_remote_link import collect
 
-__all__ = ["alone"]  # the fixture
+__all__ = ["alone", "temporary"]  # fixtures
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONFIG = ProcessConfig(codec_device="cpu", silence_s=3.0, stuck_s=20.0, restart_s=0.1, wait_s=60.0)
@@ -73,10 +78,6 @@ async def test_the_same_bytes_as_on_one_device(apart: RemoteSpeaker, alone: dict
     assert codec(apart)["calls"] >= 8
 
 
-async def killed_codec(speaker: RemoteSpeaker, number: int = signal.SIGKILL) -> None:
-    os.kill(codec(speaker)["pid"], number)
-
-
 def lost(items: list[Utterance], done: list[tuple[bytes, Outcome]], alone: dict[int, bytes]) -> list[int]:
     """Asserts that each is whole or visibly failed after the right bytes; which have failed."""
     failed = []
@@ -87,10 +88,17 @@ def lost(items: list[Utterance], done: list[tuple[bytes, Outcome]], alone: dict[
         else:
             failed.append(index)
             assert isinstance(outcome.error, EngineFailure)
-            assert "codec" in str(outcome.error)
             assert whole.startswith(pcm)
             assert len(pcm) < len(whole)
     return failed
+
+
+async def speaking(speaker: RemoteSpeaker, items: list[Utterance]) -> "list[asyncio.Task[tuple[bytes, Outcome]]]":
+    """These, when each that has a place is being decoded."""
+    calls = codec(speaker)["calls"]
+    tasks = [asyncio.ensure_future(collect(speaker, item)) for item in items]
+    await until(lambda: engine(speaker)["running"] == min(4, len(items)) and codec(speaker)["calls"] > calls + 4)
+    return tasks
 
 
 async def test_a_killed_codec_costs_the_streams_that_it_held(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
@@ -98,13 +106,140 @@ async def test_a_killed_codec_costs_the_streams_that_it_held(apart: RemoteSpeake
     await idle(apart)
     pid, starts = engine(apart)["pid"], codec(apart)["starts"]
     items = work(8, frames=LONG)
-    running = [asyncio.ensure_future(collect(apart, item)) for item in items]
-    calls = codec(apart)["calls"]
-    await until(lambda: engine(apart)["running"] == engine(apart)["waiting"] == 4 and codec(apart)["calls"] > calls + 4)
+    running = await speaking(apart, items)
     os.kill(codec(apart)["pid"], signal.SIGKILL)
     done = await asyncio.wait_for(asyncio.gather(*running), LIMIT_S)
-    assert 1 <= len(lost(items, done, alone)) <= 4
+    failed = lost(items, done, alone)
+    assert 1 <= len(failed) <= 4
+    assert all("codec" in str(done[index][1].error) for index in failed)
     await idle(apart)
     assert (engine(apart)["pid"], codec(apart)["starts"]) == (pid, starts + 1)
     again = await asyncio.gather(*(collect(apart, item) for item in items))
     assert [pcm for pcm, _ in again] == [alone[item.seed] for item in items]
+
+
+async def test_a_killed_engine_takes_its_codec_along_and_both_come_back(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
+    await idle(apart)
+    pids, starts = (engine(apart)["pid"], codec(apart)["pid"]), engine(apart)["starts"]
+    items = work(4, frames=LONG)
+    running = await speaking(apart, items)
+    os.kill(pids[0], signal.SIGKILL)
+    assert lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone)
+    await until(lambda: gone(pids[1]))
+    await idle(apart)
+    assert (engine(apart)["starts"], codec(apart)["starts"]) == (starts + 1, 1)
+    again = await asyncio.gather(*(collect(apart, item) for item in items))
+    assert [pcm for pcm, _ in again] == [alone[item.seed] for item in items]
+
+
+async def test_a_codec_that_stands_still_gets_no_more_than_its_credit(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
+    """The engine speaks on and keeps the frames; when the codec goes on, nothing is missing."""
+    await idle(apart)
+    items = work(4, frames=LONG)
+    before = engine(apart)["frames"]
+    running = await speaking(apart, items)
+    stopped = codec(apart)
+    os.kill(stopped["pid"], signal.SIGSTOP)
+    try:
+        await until(lambda: engine(apart)["frames"] == before + 4 * LONG)  # all are drawn, and wait
+        assert engine(apart)["decoding"] == 4
+        assert not any(task.done() for task in running)
+    finally:
+        os.kill(stopped["pid"], signal.SIGCONT)
+    assert lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone) == []
+    assert codec(apart)["starts"] == stopped["starts"]
+    await idle(apart)
+    assert codec(apart)["most_calls"] <= codec(apart)["credit"]
+
+
+async def test_leaving_frees_the_stream_in_the_codec(apart: RemoteSpeaker) -> None:
+    await idle(apart)
+    for _ in range(3 * 2 * ENGINE.max_num_seqs):  # more often than it has slots
+        async with aclosing(apart.speak(work(1, frames=900)[0])) as stream:
+            assert isinstance(await anext(stream), Chunk)
+    await idle(apart)
+    figures = []
+    for _ in range(2):
+        await asyncio.sleep(3 * CONFIG.heartbeat_s)  # two heartbeats bring them here
+        figures.append((codec(apart)["frames"], codec(apart)["open_calls"]))
+    assert figures[0] == figures[1]
+    assert figures[0][1] == 0
+
+
+async def test_other_engines_and_their_codecs_go_on(endless_folder: Path, alone: dict[int, bytes]) -> None:
+    """Two engines; then all processes end with the speaker, and nothing is left of them."""
+    speaker = await RemoteSpeaker.start(endless_folder, ENGINE, replace(CONFIG, engines=2))
+    try:
+        items = [replace(item, voice_key="") for item in work(8, frames=LONG)]
+        running = [asyncio.ensure_future(collect(speaker, item)) for item in items]
+        each = speaker.stats()["engines"]
+        await until(lambda: all(one["codec"]["calls"] > 4 for one in speaker.stats()["engines"]))
+        os.kill(each[0]["codec"]["pid"], signal.SIGKILL)
+        assert 1 <= len(lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone)) <= 4
+        assert [one["starts"] for one in speaker.stats()["engines"]] == [1, 1]
+        assert speaker.stats()["engines"][1]["codec"]["starts"] == 1
+        await until(lambda: all(one["state"] == one["codec"]["state"] == "ready" for one in speaker.stats()["engines"]))
+        pids = [pid for one in speaker.stats()["engines"] for pid in (one["pid"], one["codec"]["pid"])]
+        assert len(set(pids)) == 4
+    finally:
+        await speaker.close()
+    assert all(gone(pid) for pid in pids)
+
+
+async def test_a_codec_that_cannot_be_is_told_at_once(endless_folder: Path, temporary: Path) -> None:
+    with pytest.raises(ConfigError, match="cuda:77"):
+        await RemoteSpeaker.start(
+            endless_folder, ENGINE, replace(CONFIG, codec_device="cuda:77", restart_s=20.0, restart_max_s=30.0)
+        )
+    with pytest.raises(ConfigError, match="same, next, cpu, cuda:N"):
+        ProcessConfig(codec_device="second")
+
+
+@pytest.mark.slow
+async def test_every_request_ends_rightly_or_visibly_whatever_is_killed(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
+    """A minute of requests, leavings and references, while either process is killed, ended or halted at random."""
+    rng = np.random.default_rng(7)
+    await idle(apart)
+    end = time.monotonic() + 60
+    ends: Counter[str] = Counter()
+
+    async def caller(seed: int) -> None:
+        own = np.random.default_rng(seed)
+        while time.monotonic() < end:
+            item = work(8, frames=int(own.integers(2, LONG)))[own.integers(8)]
+            pcm, leave_at = b"", own.integers(1, 2 * LONG)
+            try:
+                if own.random() < 0.1:
+                    assert (await apart.encode_reference(WAVE)).tobytes() == alone[-1]
+                    ends["codes"] += 1
+                    continue
+                async with aclosing(apart.speak(item)) as stream:
+                    async for part in stream:
+                        if isinstance(part, Outcome):
+                            ends[part.reason] += 1
+                            assert part.reason != "length" or len(pcm) == 4096 * item.max_frames
+                            break
+                        pcm += part.pcm
+                        if len(pcm) > 4096 * leave_at:
+                            ends["left"] += 1
+                            break
+                assert alone[item.seed].startswith(pcm)
+            except (EngineFailure, NotReady, Overloaded) as error:
+                ends[type(error).__name__] += 1
+                await asyncio.sleep(0.1)
+
+    callers = [asyncio.ensure_future(caller(seed)) for seed in range(6)]
+    while time.monotonic() < end:
+        await asyncio.sleep(float(rng.uniform(2, 6)))
+        pid = (codec(apart) if rng.random() < 0.9 else engine(apart)).get("pid")
+        if pid is not None and not gone(pid):
+            os.kill(pid, [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP][rng.integers(3)])
+            await asyncio.sleep(float(rng.uniform(0.1, 1)))
+            if not gone(pid):
+                os.kill(pid, signal.SIGCONT)
+    await asyncio.wait_for(asyncio.gather(*callers), 2 * LIMIT_S)
+    print(ends)
+    assert ends["length"] > 5
+    await idle(apart)
+    pcm, _ = await collect(apart, work(1)[0])
+    assert pcm == alone[100][: len(pcm)]

@@ -14,6 +14,7 @@ from duetts.engine.parts import Decoded, Decoding
 from duetts.engine.playout import ChunkPolicy, Playout
 from duetts.engine.sequence import Sequence
 from duetts.engine.stream import Channel
+from duetts.errors import EngineFailure, NotReady
 from duetts.types import Chunk, Int32, Sampling, Utterance
 
 
@@ -260,4 +261,97 @@ def test_a_worker_that_gives_up_forgets_its_calls() -> None:
     vocoder.held[0].done = True
     assert not worker.step()
     assert ear.heard == []
+    assert worker.idle
+
+
+def test_no_more_calls_are_under_way_than_the_vocoder_takes() -> None:
+    worker, vocoder, _, _ = late_worker()
+    streams = [sequence(number, streaming=True) for number in range(3)]
+    worker.allow(2)
+    for each, _ in streams:
+        push(worker, each, 2)
+        worker.step()
+    assert vocoder.calls == [1, 1], "a third call was made"
+    vocoder.held[0].done = True
+    assert worker.step()
+    assert vocoder.calls == [1, 1, 1]
+    for held in vocoder.held:
+        held.done = True
+    assert worker.step()
+    assert [ear.heard for _, ear in streams] == [[0, 1]] * 3
+
+
+def test_a_vocoder_that_is_lost_costs_the_streams_that_it_held() -> None:
+    worker, vocoder, _, ended = late_worker()
+    (held, held_ear), (flying, flying_ear), (waiting, waiting_ear) = (sequence(number, streaming=True) for number in range(3))
+    push(worker, held, 2)
+    worker.step()
+    vocoder.held[0].done = True
+    worker.step()
+    push(worker, flying, 2)
+    worker.step()
+    worker.lose(EngineFailure("the codec process has ended"), until=9.0)
+    push(worker, held, 2)
+    push(worker, waiting, 2)
+    vocoder.held[1].fault, vocoder.held[1].done = EngineFailure("the codec process has ended"), True
+    worker.step()
+    assert vocoder.calls == [1, 1]
+    assert [one.verdict(0.0) for one in (held, flying, waiting)] == ["failed", "failed", None]
+    worker.allow(2)
+    worker.step()
+    assert vocoder.calls == [1, 1, 1], "the one that had not begun begins now, and nobody else goes on"
+    vocoder.held[2].done = True
+    for one, reason in ((held, "failed"), (flying, "failed"), (waiting, "stop")):
+        one.finished = reason  # type: ignore[assignment]
+        worker.end(one)
+    worker.step()
+    assert set(ended) == {held, flying, waiting}
+    assert (held_ear.heard, flying_ear.heard, waiting_ear.heard) == ([0, 1], [], [0, 1])
+    assert worker.idle
+
+
+def test_a_vocoder_that_does_not_come_back_in_time_costs_the_others_too() -> None:
+    vocoder, now = Vocoder(4), 0.0
+    worker = CodecWorker(vocoder, ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: now)
+    early, late = sequence(0, streaming=True)[0], sequence(1, streaming=True)[0]
+    worker.lose(EngineFailure("the codec process has ended"), until=5.0)
+    push(worker, early, 2)
+    worker.step()
+    assert early.failure is None
+    now = 5.0
+    push(worker, late, 2)
+    worker.step()
+    assert vocoder.calls == []
+    assert isinstance(early.failure, EngineFailure)
+    assert isinstance(late.failure, EngineFailure)
+
+
+class AbsentVocoder(Vocoder):
+    """Has gone away at the first calls; nobody has said so yet."""
+
+    def __init__(self, slots: int, quantum: int | None, absences: int) -> None:
+        super().__init__(slots)
+        self.quantum = quantum
+        self._absences = absences
+
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
+        if self._absences:
+            self._absences -= 1
+            raise NotReady("the codec process is not up")
+        return super().start(slots, codes, keep=keep)
+
+
+@pytest.mark.parametrize("quantum", [None, 4])
+def test_calls_that_nobody_took_are_made_again(quantum: int | None) -> None:
+    worker = CodecWorker(AbsentVocoder(2, quantum, 5), ChunkPolicy(2, 4), Pace(), lambda sequence: None, lambda: 0.0)
+    pairs = [sequence(number, streaming=number % 2 == 0) for number in range(4)]
+    for one, _ in pairs:
+        for frame in range(10):
+            worker.push([(one, np.array([frame], np.int32))])
+        one.finished = "stop"
+        worker.end(one)
+    for _ in range(60):
+        worker.step()
+    assert [ear.heard for _, ear in pairs] == [list(range(10))] * 4
+    assert not any(one.failure for one, _ in pairs)
     assert worker.idle

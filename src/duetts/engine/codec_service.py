@@ -35,12 +35,13 @@ class CodecService:
         self._landing = ThreadPoolExecutor(1, "duetts-codec-landing")
         self._pumping: asyncio.Task[None] | None = None
         self._broken = False
-        self._open = self._calls = self._frames = 0
+        self._open = self._most = self._calls = self._frames = 0
 
     async def decode(self, call: DecodeCall) -> Decoded:
         """What the call makes. Calls are begun in the order in which this is; raises whatever a device raises."""
         loop = asyncio.get_running_loop()
         self._open += 1
+        self._most = max(self._most, self._open)
         try:
             decoding, seconds = await loop.run_in_executor(self._launching, self._launch, call)
             if decoding.ready():
@@ -64,7 +65,7 @@ class CodecService:
         """Gauges and counters since the start. `credit` is how many calls an engine may have here."""
         return {
             "role": "codec", "device": self.info.device, "credit": self._credit, "open_calls": self._open,
-            "calls": self._calls, "frames": self._frames, "encoding": self._encoder.waiting,
+            "most_calls": self._most, "calls": self._calls, "frames": self._frames, "encoding": self._encoder.waiting,
             "alive": not self._broken and (self._driver is None or self._driver.alive),
         }  # fmt: skip
 

@@ -42,7 +42,8 @@ Key = tuple[bytes, int]  # a client's identity and its number of the request
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What serves, and the sizes of its vocabularies: token ids and codes. It takes work while it `is_up`: an engine is not
+    """What serves, and the sizes of its vocabularies: token ids and codes; of a codec, codes of the first codebook and of the
+    others. It takes work while it `is_up`: an engine is not
     while its codec process is away."""
 
     speaker: Speaker | CodecService
@@ -285,7 +286,7 @@ class Host:
         if message.kind == ("speak" if isinstance(speaker, CodecService) else "decode"):
             raise WireError(f"this process does not {message.kind}")
         if isinstance(speaker, CodecService):
-            return self._decode(key, wire.read_decode(message, speaker.info, speaker.slots, vocabulary[1]), speaker)
+            return self._decode(key, wire.read_decode(message, speaker.info, speaker.slots, vocabulary), speaker)
         return self._speak(key, wire.read_utterance(message, speaker.info, vocabulary), speaker)
 
     # -- work --------------------------------------------------------------------------------------------------------

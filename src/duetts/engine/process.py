@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from duetts.checkpoint import read_configs
 from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine.codec_service import CodecService
 from duetts.engine.host import Started
-from duetts.engine.inprocess import start_codec, start_speaker
+from duetts.engine.inprocess import InProcessSpeaker, start_codec, start_speaker
 from duetts.engine.life import Orders, live
 from duetts.engine.parts import DecodeCall
 from duetts.engine.remote_codec import RemoteCodec
@@ -31,25 +31,36 @@ async def start(orders: Orders, changed: Callable[[], None]) -> Started:
     """Loads what the orders ask for, and has it speak or decode once. Raises as `start_speaker`, or what became of that."""
     folder = Path(orders.folder)
     model, codec = await asyncio.to_thread(read_configs, folder)
-    vocabulary = model.slow.vocab_size, max(codec.semantic_size, codec.residual_size)
     if orders.role == "codec":  # its place was found by its engine
         service = await asyncio.to_thread(start_codec, folder, orders.engine)
         await prove_codec(service)
-        return Started(service, vocabulary)
+        return Started(service, (codec.semantic_size, codec.residual_size))
+    vocabulary = model.slow.vocab_size, max(codec.semantic_size, codec.residual_size)
     own = place(orders.engine, orders.index, orders.processes)
     if orders.processes.codec_device == "same":
         speaker = await asyncio.to_thread(start_speaker, folder, own)
         await prove(speaker)
         return Started(speaker, vocabulary)
     other = RemoteCodec(orders.index, folder, place_codec(own, orders.processes), orders.processes, changed)
-    loading = asyncio.ensure_future(asyncio.to_thread(start_speaker, folder, own, other))
-    halves: list[asyncio.Future[Any]] = [loading, other.first]
-    await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)  # either may tell that it cannot be
-    if not loading.done():
-        other.first.result()
-    speaker = await loading
-    await prove(speaker)
+    started = False
+    try:
+        speaker = await join(asyncio.to_thread(start_speaker, folder, own, other), other)
+        await prove(speaker)
+        started = True
+    finally:
+        if not started:
+            await other.close()
     return Started(speaker, vocabulary, lambda: other.is_up)
+
+
+async def join(starting: Coroutine[Any, Any, InProcessSpeaker], codec: RemoteCodec) -> InProcessSpeaker:
+    """An engine and its codec process start side by side; whichever cannot tells it at once."""
+    loading = asyncio.ensure_future(starting)
+    halves: list[asyncio.Future[Any]] = [loading, codec.first]
+    await asyncio.wait(halves, return_when=asyncio.FIRST_EXCEPTION)
+    if not loading.done():
+        codec.first.result()
+    return await loading
 
 
 def place(config: EngineConfig, index: int, processes: ProcessConfig) -> EngineConfig:

@@ -109,7 +109,10 @@ class Sequence:
 
     def fail(self, error: Exception) -> None:
         """Records, from either thread, why the sequence cannot go on: `verdict` and `outcome` follow it."""
-        log.error("request %s failed", self.utterance.request_id, exc_info=error)
+        if isinstance(error, DuettsError):  # it says all there is to say
+            log.error("request %s failed: %s", self.utterance.request_id, error)
+        else:
+            log.error("request %s failed", self.utterance.request_id, exc_info=error)
         known = error if isinstance(error, DuettsError) else EngineFailure(f"a step failed: {type(error).__name__}")
         self.failure = self.failure or known
 

@@ -155,7 +155,8 @@ class Supervisor:
             failure = await self._watch(process, link, folder)
             self._ending = True
             self._changed()
-            await self._end(process, gently=failure is None)
+            loads = self._role == "codec" and link.ready_at is None  # an engine that loads may have a codec process to end
+            await self._end(process, gently=failure is None and not loads)
             await link.settle()
             reason = failure or link.error or EngineFailure(f"{self._name} ended with code {process.returncode}")
             link.fail(reason if isinstance(reason, EngineFailure) else EngineFailure(f"{self._name}: {reason}"))

@@ -175,18 +175,23 @@ def decode(number: int, call: DecodeCall) -> Message:
     return Message("decode", values, (np.ascontiguousarray(call.codes, "<i4").tobytes(),))
 
 
-def read_decode(message: Message, info: SpeakerInfo, slots: int, vocabulary: int) -> DecodeCall:
-    """The call of a `decode`. Raises `WireError` for slots that are not there or come twice, and for codes out of range."""
+def read_decode(message: Message, info: SpeakerInfo, slots: int, vocabulary: tuple[int, int]) -> DecodeCall:
+    """The call of a `decode`; `vocabulary` are the numbers of codes of the first codebook and of the others. Raises `WireError`
+    for slots that are not there or come twice, and for codes out of range."""
     chosen, fresh = message.take("slots", list), message.take("fresh", list)
     fit = all(_fits(slot, int) and 0 <= slot < slots for slot in chosen)
     if not chosen or not fit or len(set(chosen)) != len(chosen):
         raise WireError(f"decode: the slots {chosen!r:.80} are not different ones of 0..{slots - 1}")
     if not all(slot in chosen for slot in fresh):
         raise WireError("decode: a stream begins that has no codes")
-    codes: Int32 = message.array(0, "<i4", len(chosen) * info.num_codebooks)
-    if codes.shape[1] < 1 or codes.min() < 0 or codes.max() >= vocabulary:
-        raise WireError(f"decode: codes {codes.shape} are not at least one frame of 0..{vocabulary - 1}")
-    return DecodeCall(chosen, fresh, codes.reshape(len(chosen), info.num_codebooks, -1), message.take("keep", bool))
+    rows: Int32 = message.array(0, "<i4", len(chosen) * info.num_codebooks)
+    if not rows.shape[1]:
+        raise WireError("decode: there is no frame")
+    codes = rows.reshape(len(chosen), info.num_codebooks, -1)
+    for part, size in zip((codes[:, :1], codes[:, 1:]), vocabulary, strict=True):
+        if part.min(initial=0) < 0 or part.max(initial=0) >= size:
+            raise WireError(f"decode: the codes hold {part.min()}..{part.max()}; allowed are 0..{size - 1}")
+    return DecodeCall(chosen, fresh, codes, message.take("keep", bool))
 
 
 def sounds(number: int, found: Decoded) -> Message:
