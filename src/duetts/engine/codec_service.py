@@ -21,7 +21,7 @@ CREDIT = 4  # calls where several go to a device one behind the other
 
 
 class CodecService:
-    """A vocoder on a thread of its own, whose first call is `prepare`. Without a `driver` the encoder is stepped there, too."""
+    """A vocoder on a thread of its own; without a `driver` the encoder is stepped there, too. Threads call `prepare` first."""
 
     def __init__(
         self, info: SpeakerInfo, vocoder: Vocoder, encoder: Encoder, driver: EncoderDriver | None,
@@ -32,7 +32,7 @@ class CodecService:
         self._vocoder, self._encoder, self._driver = vocoder, encoder, driver
         self._credit = CREDIT if vocoder.quantum is None else CREDIT_OF_ONE
         self._launching = ThreadPoolExecutor(1, "duetts-codec", prepare)
-        self._landing = ThreadPoolExecutor(1, "duetts-codec-landing")
+        self._landing = ThreadPoolExecutor(1, "duetts-codec-landing", prepare)
         self._pumping: asyncio.Task[None] | None = None
         self._broken = False
         self._open = self._most = self._calls = self._frames = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -145,27 +145,19 @@ def join_halves(
 
 def own_codec(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecHalf:
     """The codec in the engine's process: on a CPU beside the loop, on a GPU stepped by it."""
-    encoder = build_encoder(codec, config)
+    encoder = ReferenceEncoder(codec, max_waiting=config.max_num_seqs + config.max_queue)
     vocoder = build_vocoder(codec, config, max_model_len)
-    if codec.quantizer.post_module.norm.weight.device.type != "cpu":
+    device = codec.quantizer.post_module.norm.weight.device
+    if device.type != "cpu":
         return CodecHalf(vocoder, encoder, None)
-    return CodecHalf(vocoder, encoder, Threads(use_threads(config), EncoderThread(encoder, config.cpu_threads)))
+    return CodecHalf(vocoder, encoder, Threads(partial(begin, device, config), EncoderThread(encoder, config.cpu_threads)))
 
 
-def other_codec(codec: RemoteCodec, info: SpeakerInfo, config: EngineConfig) -> CodecHalf:
-    """The codec in its own process, which has told `info`."""
+def other_codec(codec: RemoteCodec, info: SpeakerInfo, config: EngineConfig, device: torch.device) -> CodecHalf:
+    """The codec in its own process, which has told `info`, for an engine on `device`."""
     vocoder = RemoteVocoder(codec, slots=codec_slots(config), quantum=config.codec_quantum if info.device == "cpu" else None)
     encoder = RemoteEncoder(codec)
-    return CodecHalf(vocoder, encoder, Threads(use_threads(config), encoder, patient=False))
-
-
-def use_threads(config: EngineConfig) -> Callable[[], None]:
-    """What a thread that computes on a CPU begins with."""
-    return partial(torch.set_num_threads, config.cpu_threads)
-
-
-def build_encoder(codec: Codec, config: EngineConfig) -> ReferenceEncoder:
-    return ReferenceEncoder(codec, max_waiting=config.max_num_seqs + config.max_queue)
+    return CodecHalf(vocoder, encoder, Threads(partial(begin, device, config), encoder, patient=False))
 
 
 def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecVocoder | GraphedVocoder:
@@ -200,7 +192,7 @@ def start_speaker(folder: Path, config: EngineConfig, codec: RemoteCodec | None 
         model = Model(model_config, codec_config, dual_ar, own)
         return InProcessSpeaker(build_engine(model, config, longest, plan.positions), replace(info, codec_id=own.encoding_id()))
     told = codec.join()
-    half = other_codec(codec, told, config)
+    half = other_codec(codec, told, config, device)
     engine = join_halves(dual_ar, model_config, codec_config, half, config, longest, plan.positions)
     codec.attach(engine.codec_worker)
     return InProcessSpeaker(engine, replace(info, codec_id=told.codec_id, codec_device=told.device), codec)
@@ -213,6 +205,7 @@ def start_codec(folder: Path, config: EngineConfig) -> CodecService:
     plan = replace(plan_memory(model_config, codec_config, config, device), weights=0, positions=0)
     log.info("%s on %s", fit_memory(plan, model_config, config, device), device)
     dtype, longest = choose_dtype(config.dtype, device, model_config), longest_sequence(model_config, config)
+    begin(device, config)
     be_exact()
     dummy = config.seed if config.load_format == "dummy" else None
     codec = load_codec(folder, device=device, dtype=codec_dtype(dtype), dummy_seed=dummy)
@@ -225,9 +218,11 @@ def start_codec(folder: Path, config: EngineConfig) -> CodecService:
 
 
 def begin(device: torch.device, config: EngineConfig) -> None:
-    """What the thread of a codec process that computes begins with."""
+    """What a thread that computes begins with. Each has a GPU of its own that is meant where none is named."""
     if device.type == "cpu":
         torch.set_num_threads(config.cpu_threads)
+    else:
+        torch.cuda.set_device(device)
 
 
 def codec_dtype(dtype: torch.dtype) -> torch.dtype:
