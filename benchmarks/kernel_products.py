@@ -111,6 +111,7 @@ def neighbours(config: Config, rows: int) -> Iterator[Config]:
     yield config._replace(prefetch=4, rolling=True)
     yield config._replace(dependent=False, prefetch=0)
     yield config._replace(bulk=not config.bulk)
+    yield config._replace(spread=not config.spread)
     if rows <= 32:
         yield config._replace(fused_norm=not config.fused_norm)
     yield config._replace(warps=config.warps * 2)

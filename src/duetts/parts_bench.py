@@ -58,32 +58,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Times work on a device: by the host's clock from idle to idle, and on a GPU by events around it."""
+    """Times work on a device, from idle to idle by the host's clock: the work may run on streams of its own."""
 
     device: torch.device
     seconds: float
 
-    def each(self, work: Callable[[int], object]) -> tuple[int, float, float | None]:
-        """`work` is given how often to do it -> how often it was measured, seconds of each, and seconds by events."""
+    def each(self, work: Callable[[int], object]) -> tuple[int, float]:
+        """`work` is given how often to do it -> how often it was measured, and seconds of each."""
         self._timed(work, WARM_UP)
-        wall_s, _ = self._timed(work, LEAST)
-        times = min(MOST, max(LEAST, int(self.seconds * LEAST / wall_s)))
-        wall_s, device_s = self._timed(work, times)
-        return times, wall_s / times, None if device_s is None else device_s / times
+        times = min(MOST, max(LEAST, int(self.seconds * LEAST / self._timed(work, LEAST))))
+        return times, self._timed(work, times) / times
 
-    def _timed(self, work: Callable[[int], object], times: int) -> tuple[float, float | None]:
-        on_gpu = self.device.type == "cuda"
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_gpu else []  # type: ignore[no-untyped-call]
+    def _timed(self, work: Callable[[int], object], times: int) -> float:
         self._settle()
         begin = time.perf_counter()
-        for event in events[:1]:
-            event.record()
         work(times)
-        for event in events[1:]:
-            event.record()
         self._settle()
-        wall_s = time.perf_counter() - begin
-        return wall_s, events[0].elapsed_time(events[1]) / 1e3 if events else None
+        return time.perf_counter() - begin
 
     def _settle(self) -> None:
         if self.device.type == "cuda":
@@ -176,6 +167,8 @@ def make_rows(model: Model, streams: int, context: int) -> Rows:
     """So many sequences whose prompts of `context` random ids are in the cache."""
     config = model.config
     length = context + BLOCK // 2 + MOST
+    if length > config.slow.max_positions:
+        raise ConfigError(f"{context} positions of context need {length} in all; the model has {config.slow.max_positions}")
     each = pages_for(length)
     runner = Runner(model.dual_ar, slots=streams, rows=streams, pages=streams * each, max_model_len=length)
     generator = np.random.default_rng(0)
@@ -197,10 +190,10 @@ def language_model(model: Model, plan: Plan, clock: Clock, sizes: Sizes) -> Iter
     for context in plan.contexts:
         for streams in plan.streams:
             rows = make_rows(model, streams, context)
-            steps, frame_s, device_s = clock.each(rows.run)
+            steps, frame_s = clock.each(rows.run)
             floor_s = frame_floor_s(streams, context + WARM_UP + LEAST + steps / 2, sizes, H200)
             yield {"streams": streams, "context": context, "steps": steps, "frame_ms": 1e3 * frame_s,
-                   "device_ms": device_s and 1e3 * device_s, "floor_ms": 1e3 * floor_s, "times_floor": frame_s / floor_s,
+                   "floor_ms": 1e3 * floor_s, "times_floor": frame_s / floor_s,
                    "rtf": frame_s / FRAME_S, "audio_s_per_s": streams * FRAME_S / frame_s,
                    "unsound_rows": rows.failed}  # fmt: skip
             del rows
@@ -216,8 +209,8 @@ def prefill(model: Model, plan: Plan, clock: Clock, sizes: Sizes) -> Iterator[di
             for _ in range(times):
                 rows.device.read(rows.sequences[0], Block(0, end, None))
 
-        times, block_s, device_s = clock.each(read)
-        yield {"positions": positions, "repeats": times, "ms": 1e3 * block_s, "device_ms": device_s and 1e3 * device_s,
+        times, block_s = clock.each(read)
+        yield {"positions": positions, "repeats": times, "ms": 1e3 * block_s,
                "floor_ms": 1e3 * prefill_floor_s(positions, sizes, H200)}  # fmt: skip
 
 
@@ -242,7 +235,7 @@ def codec(model: Model, plan: Plan, clock: Clock, sizes: Sizes) -> Iterator[dict
                     decoding.result()
                     on_device.append(decoding.seconds or math.nan)
 
-            calls, call_s, _ = clock.each(decode)
+            calls, call_s = clock.each(decode)
             device_s = float(np.median(on_device))
             audio_s = streams * chunk * frame_s
             yield {"streams": streams, "chunk": chunk, "calls": calls, "call_ms": 1e3 * call_s, "device_ms": 1e3 * device_s,

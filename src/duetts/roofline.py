@@ -9,7 +9,7 @@ FRAME_S = 2048 / 44100
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Bytes and floating-point operations a second; `codec_flops` those that a fused 16-bit codec can use."""
+    """Bytes and 16-bit floating-point operations a second; `codec_flops` those that a codec on it is expected to reach."""
 
     name: str
     bandwidth: float
@@ -58,8 +58,8 @@ def frame_floor_s(streams: int, context: float, sizes: Sizes = S2_PRO, card: Car
 
 
 def codec_floor_s(sizes: Sizes = S2_PRO, card: Card = H200) -> float:
-    """Seconds for one frame of one stream."""
-    return sizes.codec_flop / card.codec_flops
+    """Seconds for one frame of one stream: its arithmetic."""
+    return sizes.codec_flop / card.flops
 
 
 def prefill_floor_s(positions: int, sizes: Sizes = S2_PRO, card: Card = H200) -> float:

@@ -28,10 +28,10 @@ do not: it says that rows lie at multiples of 8 bytes only. To be measured.
 
 From 64 rows on, where wgmma multiplies, a block of weights must have 64 columns: in units of 96 channels (64 + 32) the sums of
 the block of 32 were wrong by as much as they are large on an H200 with Triton 3.6, in every variant of rows, inputs, warps and
-stages, at any dilation, while its block of 64, units of 192, and programs of 16 and 32 rows were right. Cause not found: the PTX,
-evaluated value by value on a CPU, is right. So units of 96 channels take programs of 32 rows.
+stages, at any dilation, while its block of 64, units of 192, and programs of 16 and 32 rows were right. Cause not found: the
+PTX, evaluated value by value on a CPU, is right. So units of 96 channels take programs of 32 rows.
 
-Measured: not yet.
+Measured on an H200, 64 streams of 4 frames: convolutions of 384 channels 320 TFLOP/s, of 768 295, units of 192 up to 316.
 """
 
 from __future__ import annotations

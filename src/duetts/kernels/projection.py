@@ -19,7 +19,8 @@ first weights into L2, and only then waits for its input.
 
 A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows (8-bit: 65..128 too).
 
-Measured: not yet.
+Measured on an H200, one row: qkv 11.9 us, wo 7.2, gate 36.5, w2 14.1 before tiles began at different steps; 64 rows: gate 29.5 (80 %
+of the bandwidth). A norm fused into a product of one row cost 6 us more than one before it, so that no configuration fuses it.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Config(NamedTuple):
     fused_norm: bool = True
     dependent: bool = True  # programmatic dependent launch
     bulk: bool = False  # whether weights come through Hopper's tensor copy engine, or thread by thread
+    spread: bool = True  # whether tiles begin at different steps
 
 
 # ---- choice of configurations
@@ -61,13 +63,13 @@ MOST_ROWS = 128  # of a program; more are cut
 # (kind, rows at most) -> config; benchmarks/kernel_products.py has the arithmetic. 8-bit weights become 16-bit in registers,
 # which takes many warps: more and smaller programs, and no warpgroup instruction up to 16 rows.
 CONFIGS: dict[tuple[str, int], Config] = {
-    ("gate", 16): Config(64, 128, 1, 4, 5, 8),
+    ("gate", 16): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
     ("gate", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
-    ("gate", 64): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
-    ("wide", 16): Config(64, 256, 1, 4, 6, 8),
+    ("gate", 64): Config(64, 128, 1, 4, 5, 2, fused_norm=False),
+    ("wide", 16): Config(64, 256, 1, 4, 6, 8, fused_norm=False),
     ("wide", 32): Config(64, 256, 1, 4, 7, 8, fused_norm=False),
     ("wide", 64): Config(64, 256, 1, 4, 6, 8, fused_norm=False),
-    ("narrow", 16): Config(64, 256, 130, 4, 6, 8),
+    ("narrow", 16): Config(64, 128, 130, 4, 12, 4, fused_norm=False),
     ("narrow", 32): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
     ("narrow", 64): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
     ("gate", 128): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
@@ -218,7 +220,7 @@ def _product(
         scale if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
         sums, num_rows, width, steps, eps,
         K=inner, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=block_k, SPLIT=split,
-        PREFETCH=ahead, UNIT=min(config.unit, config.step), ROLLING=config.rolling and ahead > 0,
+        PREFETCH=ahead, UNIT=min(config.unit, config.step), ROLLING=config.rolling and ahead > 0, SPREAD=config.spread,
         num_warps=config.warps, num_stages=num_stages, **_dependent(x, config),
     )  # fmt: skip
     if split > 1:

@@ -81,11 +81,12 @@ def _silu(a):
 def stream(
     x, gain, weight, other, tiles, other_tiles, scale, other_scale, bias, residual, out, M, N, steps, eps,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    PREFETCH: tl.constexpr, UNIT: tl.constexpr, ROLLING: tl.constexpr, DEPENDENT: tl.constexpr,
+    PREFETCH: tl.constexpr, UNIT: tl.constexpr, ROLLING: tl.constexpr, SPREAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """All products of this file. What a call lacks (norm, gate, scale, bias, residual) is None and not compiled.
 
-    `steps` is K / BLOCK_K, given at run time so that the loop stays a loop: unrolled, its code is slow to fetch.
+    `steps` is K / BLOCK_K, given at run time so that the loop stays a loop: unrolled, its code is slow to fetch. SPREAD: every
+    tile begins at another step and comes round, so that programs which begin together do not all ask for the same few bytes of x.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     EVEN: tl.constexpr = K % BLOCK_K == 0
@@ -94,19 +95,24 @@ def stream(
     n = row + tl.arange(0, BLOCK_N)
     first = tl.program_id(2) * tl.cdiv(steps, SPLIT)
     last = tl.minimum(first + tl.cdiv(steps, SPLIT), steps)
+    shift = (tl.program_id(1) * steps // tl.num_programs(1)) % (last - first) if SPREAD else 0
     inside = m < M
     rows = tl.minimum(n, N - 1).to(tl.int64) * K
     if DEPENDENT:
         gdc_launch_dependents()
     if PREFETCH > 0:
-        _prefetch(weight, other, rows, first * BLOCK_K, BLOCK_N, PREFETCH * BLOCK_K, UNIT)
+        begin = tl.minimum(first + shift, last - PREFETCH)
+        _prefetch(weight, other, rows, begin * BLOCK_K, BLOCK_N, PREFETCH * BLOCK_K, UNIT)
     if DEPENDENT:
         gdc_wait()
     if gain is not None:
         inverse = _inverse_rms(x, m, inside, eps, K, BLOCK_M, 512)
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for step in range(first, last):
+    for turn in range(first, last):
+        step = turn
+        if SPREAD:
+            step = tl.where(turn + shift < last, turn + shift, turn + shift - (last - first))
         if ROLLING:
             _prefetch(weight, other, rows, tl.minimum(step + PREFETCH, last - 1) * BLOCK_K, BLOCK_N, BLOCK_K, UNIT)
         column = step * BLOCK_K

@@ -17,7 +17,7 @@ from duetts.errors import ConfigError
 from duetts.machine import Gpu, local_gpus
 from duetts.recipe.cards import DEFAULT, HARDWARE, Hardware, recognise
 from duetts.recipe.examples import GUIDE, docker_argv, examples, install, verify
-from duetts.roofline import FRAME_S, S2_PRO, Card, Sizes, codec_floor_s, frame_floor_s, prefill_floor_s
+from duetts.roofline import FRAME_S, S2_PRO, Card, Sizes, frame_floor_s, prefill_floor_s
 from duetts.settings.values import hint
 
 SCHEMA = "duetts.recipe/1"
@@ -235,7 +235,7 @@ def _frame_s(streams: int, precision: str, card: Card) -> float:
 
 def _busy(streams: int, precision: str, card: Card, apart: bool = False) -> float:
     """RTF of so many streams, language model and codec, one after another or on a card each."""
-    frame_s, codec_s = _frame_s(streams, precision, card), streams * codec_floor_s(S2_PRO, card) / REACHED
+    frame_s, codec_s = _frame_s(streams, precision, card), streams * S2_PRO.codec_flop / card.codec_flops / REACHED
     return (max(frame_s, codec_s) if apart else frame_s + codec_s) / FRAME_S
 
 
