@@ -12,9 +12,9 @@ What a configuration must do on an H200 (132 multiprocessors of 228 KB shared me
        wo, w2  40 tiles of 64 rows: K in 3 parts, 120 programs, 6 stages of 20 KB, 9.8 MB; or in 4, 160 programs, 2 at once
        head    65 tiles (4,097 rows): K in 2 parts, 130 programs
        fast head  16 tiles: K in 7 parts, 112 programs of 3 steps, all 5.2 MB in flight at once
-3. x costs L2 bandwidth: every tile of block_n rows reads all of x, tiles x M x K x 2 bytes (twice if the norm is fused). qkv,
+3. x costs L2 bandwidth: every tile of block_n rows reads all of x, tiles x M x K x 2 bytes. qkv,
    tiles of 64 rows: M = 16: 7.9 MB beside 31.5 MB of weights, fine; M = 64: 31.5 MB, together 63 MB = 10.5 us at 6 TB/s, more
-   than the 7.3 us from memory. So tiles of 128 rows are tried for 32 and 64 rows, and the norm is fused up to 16 rows only.
+   than the 7.3 us from memory. So tiles of 128 rows are tried for 32 and 64 rows.
 4. Parts of K cost 4 bytes x parts x M x N written and read (M = 16, wo, 3 parts: 1 MB) and one more kernel, about 1 us.
 5. Rows of a tile lie 5 to 19 KB apart; a step of 256 bytes is two lines of memory of each, 128 one, 512 four.
 6. 8-bit weights halve the bytes; the same step in bytes holds twice the columns, so tiles of x double. 4.3 TB/s are 18.6
@@ -100,10 +100,10 @@ def _configs(rows: int, use: str, eight_bit: str | None) -> Iterator[Config]:
         tiles = {"gate": GATE_TILES, "qkv": WIDE_TILES}.get(use, NARROW_TILES)
     for tile in tiles:
         if rows <= 16 or tile[0] >= 64:  # x is read once per tile: too often for narrow ones
-            yield Config(*tile, prefetch=8, fused_norm=rows <= 16 and eight_bit is None)
+            yield Config(*tile, prefetch=8)
 
 
-def neighbours(config: Config, rows: int) -> Iterator[Config]:
+def neighbours(config: Config) -> Iterator[Config]:
     """Changes of one field that a tile does not decide."""
     for prefetch, unit in ((0, 64), (2, 64), (4, 64), (16, 64), (8, 128), (8, 32), (8, 0), (4, 0)):
         yield config._replace(prefetch=prefetch, unit=unit)
@@ -112,8 +112,6 @@ def neighbours(config: Config, rows: int) -> Iterator[Config]:
     yield config._replace(dependent=False, prefetch=0)
     yield config._replace(bulk=not config.bulk)
     yield config._replace(spread=not config.spread)
-    if rows <= 32:
-        yield config._replace(fused_norm=not config.fused_norm)
     yield config._replace(warps=config.warps * 2)
 
 
@@ -138,7 +136,7 @@ def _case(
     return Case(
         use.split(":")[0], use.split(":")[1] + (f" {eight_bit}" if eight_bit else ""), rows, num_bytes, sets, run, twin,
         torch=None if eight_bit else torch_run, tolerance=1e-5 if setup.dtype == torch.float32 else 1e-2,
-        variants=_labelled(configs, run), neighbours=lambda text: _labelled(neighbours(_config(text), rows), run),
+        variants=_labelled(configs, run), neighbours=lambda text: _labelled(neighbours(_config(text)), run),
     )  # fmt: skip
 
 

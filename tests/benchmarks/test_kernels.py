@@ -75,7 +75,7 @@ def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.Mon
     best = rows["tried"][0]["config"]
     assert best.startswith("block_n=32 step=256 ")
     assert " rolling=1 " in best
-    assert best.endswith(" bulk=1")
+    assert " bulk=1 " in best
     assert best in asked["norm_gate w1 w3 2"]  # in the second round, as the best differs in two fields
     assert rows["now_us"] == 110.0
     assert len(rows["tried"]) > len(asked["norm_gate w1 w3 2"])

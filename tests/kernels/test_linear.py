@@ -101,7 +101,9 @@ def test_norm(rows: tuple[int, ...], inner: int) -> None:
     assert_near(projection.rms_norm(x, gain, EPS), reference.rms_norm(x, gain, EPS))
 
 
-@pytest.mark.parametrize("config", [SMALL, SPLIT, SPLIT._replace(fused_norm=False), SPLIT._replace(bulk=True)])
+@pytest.mark.parametrize(
+    "config", [SMALL, SPLIT, SPLIT._replace(spread=False), SPLIT._replace(bulk=True), SMALL._replace(rolling=True)]
+)
 @pytest.mark.parametrize(("rows", "inner", "width"), [((1,), 96, 33), ((2, 9), 70, 16), ((65,), 40, 9)])
 def test_products_of_few_rows(rows: tuple[int, ...], inner: int, width: int, config: Config) -> None:
     x, gain, weight, bias = draw(*rows, inner), draw(inner), draw(width, inner), draw(width)
@@ -113,11 +115,11 @@ def test_products_of_few_rows(rows: tuple[int, ...], inner: int, width: int, con
     assert_near(projection.linear_add(x, weight, residual, None, bias, config), expected)
 
 
-@pytest.mark.parametrize("fused_norm", [True, False])
+@pytest.mark.parametrize("bulk", [True, False])
 @pytest.mark.parametrize(("num_rows", "inner", "width"), [(3, 64, 16), (18, 50, 19)])
-def test_gate(num_rows: int, inner: int, width: int, fused_norm: bool) -> None:
+def test_gate(num_rows: int, inner: int, width: int, bulk: bool) -> None:
     x, gain, w1, w3 = draw(num_rows, 1, inner), draw(inner), draw(width, inner), draw(width, inner, seed=1)
-    config = SPLIT._replace(fused_norm=fused_norm, bulk=fused_norm)
+    config = SPLIT._replace(bulk=bulk)
     assert_near(projection.norm_gate(x, gain, EPS, w1, w3, config=config), reference.norm_gate(x, gain, EPS, w1, w3))
 
 
@@ -187,7 +189,7 @@ def test_all_programs_run_at_once_with_enough_in_flight(
     per_program = -(-steps // split)
     assert per_program * (split - 1) < steps <= per_program * split
     programs = -(-width // config.block_n) * split
-    size = projection.stage_bytes(config, projection.row_class(num_rows), block_k, 2, gated=gated, normed=config.fused_norm)
+    size = projection.stage_bytes(config, projection.row_class(num_rows), block_k, 2, gated=gated)
     stages = projection.stages(config, H200, size, programs)
     assert stages >= 3
     assert programs <= 132 * (H200.shared // (stages * size + projection.KEPT_SHARED))

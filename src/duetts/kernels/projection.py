@@ -1,9 +1,9 @@
-"""Weight-streaming products of few rows: norm + product, norm + gated pair, product + residual, 16- or 8-bit weights.
+"""Weight-streaming products of few rows: product, gated pair, product + residual, 16- or 8-bit weights, and the norm before.
 
 The file is not called linear.py because `duetts.kernels.linear` is a function.
 
-What is fused: RMSNorm before a product (few rows), scale, bias, SiLU gate and residual after it. A layer of S2 Pro is
-norm+qkv, attention, wo+add, norm+gate, w2+add: five kernels, and `reduce` after each product that is split along K.
+What is fused: scale, bias, SiLU gate and residual after a product. A layer of S2 Pro is norm, qkv, attention, wo+add, norm,
+gate, w2+add: seven kernels, and `reduce` after each product that is split along K.
 
 Bytes per layer in bf16 (8-bit: half; all else is under 3 % at 16 rows), and the time at 4.3 TB/s:
     qkv    6144 x 2560   31.5 MB   7.3 us        gate  2 x 9728 x 2560   99.6 MB   23.2 us
@@ -19,8 +19,8 @@ first weights into L2, and only then waits for its input.
 
 A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows (8-bit: 65..128 too).
 
-Measured on an H200, one row: qkv 11.9 us, wo 7.2, gate 36.5, w2 14.1 before tiles began at different steps; 64 rows: gate 29.5 (80 %
-of the bandwidth). A norm fused into a product of one row cost 6 us more than one before it, so that no configuration fuses it.
+Measured on an H200, one row: qkv 11.9 us, wo 7.2, gate 36.5, w2 14.1 before tiles began at different steps; 64 rows: gate 29.5
+(80 % of the bandwidth). A norm fused into a product of one row cost 6 us more than one before it: every program reads all of x.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Config(NamedTuple):
     prefetch: int  # steps asked into L2 before the kernel before has ended
     unit: int = 64  # bytes that one such request is for; 0 = a bulk request per half row
     rolling: bool = False  # whether the loop keeps asking so far ahead
-    fused_norm: bool = True
     dependent: bool = True  # programmatic dependent launch
     bulk: bool = False  # whether weights come through Hopper's tensor copy engine, or thread by thread
     spread: bool = True  # whether tiles begin at different steps
@@ -63,30 +62,30 @@ MOST_ROWS = 128  # of a program; more are cut
 # (kind, rows at most) -> config; benchmarks/kernel_products.py has the arithmetic. 8-bit weights become 16-bit in registers,
 # which takes many warps: more and smaller programs, and no warpgroup instruction up to 16 rows.
 CONFIGS: dict[tuple[str, int], Config] = {
-    ("gate", 16): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
-    ("gate", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
-    ("gate", 64): Config(64, 128, 1, 4, 5, 2, fused_norm=False),
-    ("wide", 16): Config(64, 256, 1, 4, 6, 8, fused_norm=False),
-    ("wide", 32): Config(64, 256, 1, 4, 7, 8, fused_norm=False),
-    ("wide", 64): Config(64, 256, 1, 4, 6, 8, fused_norm=False),
-    ("narrow", 16): Config(64, 128, 130, 4, 12, 4, fused_norm=False),
-    ("narrow", 32): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
-    ("narrow", 64): Config(64, 256, 130, 4, 6, 8, fused_norm=False),
-    ("gate", 128): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
-    ("wide", 128): Config(128, 256, 96, 8, 3, 8, fused_norm=False),
-    ("narrow", 128): Config(128, 256, 130, 8, 3, 8, fused_norm=False),
-    ("gate 8-bit", 16): Config(32, 128, 1, 2, 6, 8, fused_norm=False),
-    ("gate 8-bit", 32): Config(64, 128, 1, 4, 5, 8, fused_norm=False),
-    ("gate 8-bit", 64): Config(64, 128, 1, 4, 4, 8, fused_norm=False),
-    ("wide 8-bit", 16): Config(32, 128, 384, 2, 8, 8, fused_norm=False),
-    ("wide 8-bit", 32): Config(64, 128, 190, 4, 6, 8, fused_norm=False),
-    ("wide 8-bit", 64): Config(64, 128, 190, 4, 4, 8, fused_norm=False),
-    ("narrow 8-bit", 16): Config(32, 128, 400, 2, 6, 8, fused_norm=False),
-    ("narrow 8-bit", 32): Config(64, 128, 240, 4, 6, 8, fused_norm=False),
-    ("narrow 8-bit", 64): Config(64, 128, 240, 4, 4, 8, fused_norm=False),
-    ("gate 8-bit", 128): Config(128, 64, 1, 8, 6, 8, fused_norm=False),
-    ("wide 8-bit", 128): Config(128, 128, 96, 8, 4, 8, fused_norm=False),
-    ("narrow 8-bit", 128): Config(128, 128, 130, 8, 4, 8, fused_norm=False),
+    ("gate", 16): Config(64, 128, 1, 4, 5, 8),
+    ("gate", 32): Config(64, 128, 1, 4, 5, 8),
+    ("gate", 64): Config(64, 128, 1, 4, 5, 2),
+    ("wide", 16): Config(64, 256, 1, 4, 6, 8),
+    ("wide", 32): Config(64, 256, 1, 4, 7, 8),
+    ("wide", 64): Config(64, 256, 1, 4, 6, 8),
+    ("narrow", 16): Config(64, 128, 130, 4, 12, 4),
+    ("narrow", 32): Config(64, 256, 130, 4, 6, 8),
+    ("narrow", 64): Config(64, 256, 130, 4, 6, 8),
+    ("gate", 128): Config(64, 128, 1, 4, 4, 8),
+    ("wide", 128): Config(128, 256, 96, 8, 3, 8),
+    ("narrow", 128): Config(128, 256, 130, 8, 3, 8),
+    ("gate 8-bit", 16): Config(32, 128, 1, 2, 6, 8),
+    ("gate 8-bit", 32): Config(64, 128, 1, 4, 5, 8),
+    ("gate 8-bit", 64): Config(64, 128, 1, 4, 4, 8),
+    ("wide 8-bit", 16): Config(32, 128, 384, 2, 8, 8),
+    ("wide 8-bit", 32): Config(64, 128, 190, 4, 6, 8),
+    ("wide 8-bit", 64): Config(64, 128, 190, 4, 4, 8),
+    ("narrow 8-bit", 16): Config(32, 128, 400, 2, 6, 8),
+    ("narrow 8-bit", 32): Config(64, 128, 240, 4, 6, 8),
+    ("narrow 8-bit", 64): Config(64, 128, 240, 4, 4, 8),
+    ("gate 8-bit", 128): Config(128, 64, 1, 8, 6, 8),
+    ("wide 8-bit", 128): Config(128, 128, 96, 8, 4, 8),
+    ("narrow 8-bit", 128): Config(128, 128, 130, 8, 4, 8),
 }
 EIGHT_BIT = {torch.int8, torch.float8_e4m3fn}
 EARLY_START = True  # the switch for programmatic dependent launch as a whole
@@ -165,9 +164,9 @@ def stages(config: Config, device: Device | None, size: int, programs: int) -> i
     return max(2, min(config.stages, (device.shared // together - KEPT_SHARED) // size))
 
 
-def stage_bytes(config: Config, block_m: int, block_k: int, item_bytes: int, *, gated: bool, normed: bool) -> int:
-    """Shared memory of one stage: tiles of the weights, of x, and of the gain, which is spread over as many rows as x."""
-    return (2 if gated else 1) * config.block_n * config.step + (2 if normed else 1) * block_m * block_k * item_bytes
+def stage_bytes(config: Config, block_m: int, block_k: int, item_bytes: int, *, gated: bool) -> int:
+    """Shared memory of one stage: tiles of the weights and of x."""
+    return (2 if gated else 1) * config.block_n * config.step + block_m * block_k * item_bytes
 
 
 # ---- launches
@@ -200,8 +199,8 @@ def _tiles(x: Tensor, weight: Tensor | None, config: Config, block_k: int) -> Te
 
 
 def _product(
-    x: Tensor, weight: Tensor, config: Config, *, gain: Tensor | None = None, eps: float = 0.0, other: Tensor | None = None,
-    scale: Tensor | None = None, other_scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
+    x: Tensor, weight: Tensor, config: Config, *, other: Tensor | None = None, scale: Tensor | None = None,
+    other_scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K] through `stream`, and `reduce` if K is split."""
     num_rows, inner = x.shape
@@ -210,15 +209,15 @@ def _product(
     block_k, steps, split = _cut(config, weight, num_rows)
     ahead = _ahead(config, x, weight, block_k, steps, split)
     grid = (triton.cdiv(num_rows, block_m), triton.cdiv(width, config.block_n), split)
-    size = stage_bytes(config, block_m, block_k, x.element_size(), gated=other is not None, normed=gain is not None)
+    size = stage_bytes(config, block_m, block_k, x.element_size(), gated=other is not None)
     num_stages = stages(config, device_of(x), size, grid[0] * grid[1] * grid[2])
     out = x.new_empty(num_rows, width)
     sums = out if split == 1 else x.new_empty(split, num_rows, width, dtype=torch.float32)
     end = (scale, bias, residual)
     streaming.stream[grid](
-        x, gain, weight, other, _tiles(x, weight, config, block_k), _tiles(x, other, config, block_k),
+        x, weight, other, _tiles(x, weight, config, block_k), _tiles(x, other, config, block_k),
         scale if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
-        sums, num_rows, width, steps, eps,
+        sums, num_rows, width, steps,
         K=inner, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=block_k, SPLIT=split,
         PREFETCH=ahead, UNIT=min(config.unit, config.step), ROLLING=config.rolling and ahead > 0, SPREAD=config.spread,
         num_warps=config.warps, num_stages=num_stages, **_dependent(x, config),
@@ -264,26 +263,18 @@ def norm_linear(
     x: Tensor, gain: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None,
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
-    rows = _flat(x)
-    chosen = config or choose(rows.shape[0], weight)
-    if not (_streams(rows, weight, config) and chosen.fused_norm):
-        return linear(rms_norm(x, gain, eps), weight, scale, bias, config)
-    return _product(rows, weight, chosen, gain=gain, eps=eps, scale=scale, bias=bias).view(*x.shape[:-1], -1)
+    return linear(rms_norm(x, gain, eps), weight, scale, bias, config)
 
 
 def norm_gate(
     x: Tensor, gain: Tensor, eps: float, w1: Tensor, w3: Tensor, scale1: Tensor | None = None, scale3: Tensor | None = None,
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
-    rows = _flat(x)
-    chosen = config or choose(rows.shape[0], w1, gated=True)
-    if not (_streams(rows, w1, config) and chosen.fused_norm):
-        rows, gain_here = rms_norm(rows, gain, eps), None
-    else:
-        gain_here = gain
+    rows = rms_norm(_flat(x), gain, eps)
     if not _streams(rows, w1, config):
         return gate(F.linear(rows, w1), F.linear(rows, w3)).view(*x.shape[:-1], -1)
-    out = _product(rows, w1, chosen._replace(programs=1), gain=gain_here, eps=eps, other=w3, scale=scale1, other_scale=scale3)
+    chosen = config or choose(rows.shape[0], w1, gated=True)
+    out = _product(rows, w1, chosen._replace(programs=1), other=w3, scale=scale1, other_scale=scale3)
     return out.view(*x.shape[:-1], -1)
 
 

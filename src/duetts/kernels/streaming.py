@@ -38,17 +38,6 @@ def _prefetch(weight, other, rows, column, BLOCK_N: tl.constexpr, COLUMNS: tl.co
 
 
 @triton.jit
-def _inverse_rms(x, m, inside, eps, K: tl.constexpr, BLOCK_M: tl.constexpr, CHUNK: tl.constexpr):
-    squares = tl.zeros([BLOCK_M, CHUNK], tl.float32)
-    for start in tl.static_range(0, K, CHUNK):
-        k = start + tl.arange(0, CHUNK)
-        mask = inside[:, None] if K % CHUNK == 0 else inside[:, None] & (k < K)[None, :]
-        values = tl.load(x + m[:, None] * K + k[None, :], mask, other=0.0).to(tl.float32)
-        squares += values * values
-    return tl.rsqrt(tl.sum(squares, 1) / K + eps)
-
-
-@triton.jit
 def _weights(weight, tiles, rows, k, row, column, dtype: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
     if tiles is not None:
         values = tiles.load([row, column])
@@ -77,16 +66,16 @@ def _silu(a):
     return (wide / (1.0 + tl.exp(-wide))).to(a.dtype)
 
 
-@triton.jit(do_not_specialize=["M", "steps", "eps"])
+@triton.jit(do_not_specialize=["M", "steps"])
 def stream(
-    x, gain, weight, other, tiles, other_tiles, scale, other_scale, bias, residual, out, M, N, steps, eps,
+    x, weight, other, tiles, other_tiles, scale, other_scale, bias, residual, out, M, N, steps,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     PREFETCH: tl.constexpr, UNIT: tl.constexpr, ROLLING: tl.constexpr, SPREAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """All products of this file. What a call lacks (norm, gate, scale, bias, residual) is None and not compiled.
+    """All products of this file. What a call lacks (gate, scale, bias, residual) is None and not compiled.
 
     `steps` is K / BLOCK_K, given at run time so that the loop stays a loop: unrolled, its code is slow to fetch. SPREAD: every
-    tile begins at another step and comes round, so that programs which begin together do not all ask for the same few bytes of x.
+    tile begins at another step and comes round, so that programs which begin together do not all ask for the same bytes of x.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     EVEN: tl.constexpr = K % BLOCK_K == 0
@@ -105,8 +94,6 @@ def stream(
         _prefetch(weight, other, rows, begin * BLOCK_K, BLOCK_N, PREFETCH * BLOCK_K, UNIT)
     if DEPENDENT:
         gdc_wait()
-    if gain is not None:
-        inverse = _inverse_rms(x, m, inside, eps, K, BLOCK_M, 512)
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for turn in range(first, last):
@@ -119,9 +106,6 @@ def stream(
         k = column + tl.arange(0, BLOCK_K)
         mask = inside[:, None] if EVEN else inside[:, None] & (k < K)[None, :]
         values = tl.load(x + m[:, None] * K + k[None, :], mask, other=0.0)
-        if gain is not None:  # as wide as x: a lone row of gains is too thin to be loaded ahead of its use
-            gains = tl.load(gain + (m * 0)[:, None] + k[None, :], mask, other=0.0)
-            values = (values.to(tl.float32) * inverse[:, None]).to(dtype) * gains
         turned = tl.trans(values)
         product = tl.dot(_weights(weight, tiles, rows, k, row, column, dtype, K, EVEN), turned, product, input_precision="ieee")
         if other is not None:
