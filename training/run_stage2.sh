@@ -9,13 +9,13 @@
 #   training/run_stage2.sh last  SECONDS   # watch until training is done, then samples
 #
 # Results (averaged bf16 weights in files below 16 MiB, samples as codes, one log) are in $OUT whenever a part ends.
-# Settings by environment: CARRIED (needed once), MINUTES of training in all, HOURS of the fast teacher's audio, BLEND_HOURS of the
-# slow one's, ROOM for everything big, CODE where src and training lie.
+# Settings by environment: CARRIED (needed once), MINUTES of training in all, HOURS of the fast teacher's audio and its FIRST shard
+# (those before it are carried), BLEND_HOURS of the slow one's, ROOM for everything big, CODE where src and training lie.
 set -euo pipefail
 part=${1:?first, next or last} limit=${2:?seconds}
 began=$SECONDS
 : "${OUT:?the folder for results}" "${MINUTES:=21.5}" "${HOURS:=200}" "${ROOM:=/tmp/duetts-stage2}" "${CARRIED:=scratch/stage2}"
-: "${BLEND_HOURS:=15}" "${BLEND_DEVICE:=cuda}" "${BLEND_WORKERS:=12}" "${HELD_HOURS:=0.3}" "${CODE:=.}"
+: "${FIRST:=0}" "${BLEND_HOURS:=15}" "${BLEND_DEVICE:=cuda}" "${BLEND_WORKERS:=12}" "${HELD_HOURS:=0.3}" "${CODE:=.}"
 cores=$(nproc) lines=$ROOM/carried/lines.txt.xz
 mkdir -p "$OUT" "$ROOM/codes" "$ROOM/audio"
 OUT=$(cd "$OUT" && pwd)
@@ -23,7 +23,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH=$ROOM/site:src:. TORCHINDUCTOR_CACHE_DIR=$R
 . "$(dirname "$0")/parts.sh"
 
 start_audio() {
-    generate heart heart "$HOURS" $((cores > 6 ? cores - 4 : 1)) audio
+    generate heart heart "$HOURS" $((cores > 6 ? cores - 3 : 1)) audio --first "$FIRST"
     touch "$ROOM/held-blend.done"  # held-out clips of the slow teacher are carried
     start_blend
     if [ -e "$ROOM/heart.done" ] && { [ ! -e "$ROOM/blend.pid" ] || [ -e "$ROOM/blend.done" ]; }; then touch "$ROOM/audio.done"; fi
@@ -35,7 +35,8 @@ start_all() {
         --out "$ROOM/codes" --delete --until "$ROOM/audio.done"
     local resume=()
     [ ! -e "$CARRIED/weights" ] || resume=(--resume "$CARRIED/weights")
-    start train python3 -m training.lm.train --lines "$lines" --codes "$ROOM/codes" "$CARRIED/codes" \
+    # One thread for each process that makes batches, else they take the cores that make audio.
+    start train env OMP_NUM_THREADS=1 python3 -m training.lm.train --lines "$lines" --codes "$ROOM/codes" "$CARRIED/codes" \
         --codec "$CARRIED/codec" --run "$ROOM/run" --minutes "$MINUTES" "${resume[@]}" ${TRAIN_OPTIONS:---compile}
 }
 

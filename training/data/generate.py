@@ -51,7 +51,7 @@ def work(options: argparse.Namespace, worker: int) -> None:
     front = Heart()
     teacher = Blends(options.device) if options.kind.endswith("blend") else front
     made_s = 0.0
-    for index in range(worker, options.shards, options.workers):
+    for index in range(options.first + worker, options.first + options.shards, options.workers):
         if time.monotonic() - started > 60 * options.minutes:
             break
         if not (folder / f"{manifest.kind}-{index:05d}").exists():
@@ -68,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="folder of the shards")
     parser.add_argument("--kind", choices=tuple(ROWS_PER_SHARD), required=True)
     parser.add_argument("--hours", type=float, required=True)
+    parser.add_argument("--first", type=int, default=0, help="number of the first shard: those before it were made elsewhere")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this long")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--nice", type=int, default=10)
