@@ -12,16 +12,18 @@ import sys
 from pathlib import Path
 
 from training.judge.originals import HEART, VOICES
+from training.judge.sets import ROUND_TRIP
 from training.judge.speak import CLONES, CODEC, DEFAULT_VOICE, STORY
 from training.judge.wer import BASE, TINY
 
-SETS = {
-    ("wer", "--size", BASE): (DEFAULT_VOICE, STORY, CODEC),
+SETS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("wer", "--size", BASE): (DEFAULT_VOICE, STORY),
+    ("wer", "--size", BASE, "--take", ROUND_TRIP): (CODEC,),
     ("wer", "--size", TINY): (DEFAULT_VOICE,),
     ("similarity",): (CLONES, CODEC),
     ("quality",): (DEFAULT_VOICE,),
 }
-TEACHERS = {
+TEACHERS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("wer", "--size", BASE): (HEART,),
     ("wer", "--size", TINY): (HEART,),
     ("similarity",): (VOICES,),
@@ -48,9 +50,9 @@ def main() -> None:
         raise SystemExit("the server could not be asked for everything")
     for judge, names in SETS.items():
         sets = [options.out / name for name in names]
-        sets += [options.originals / name for name in TEACHERS[judge]] if options.originals else []
+        sets += [options.originals / name for name in TEACHERS.get(judge, ())] if options.originals else []
         there = [folder for folder in sets if folder.is_dir()]
-        if run(options.judges, judge[0], *there, *judge[1:]):
+        if there and run(options.judges, judge[0], *there, *judge[1:]):
             raise SystemExit(f"the judge {judge[0]} failed")
     raise SystemExit(run(sys.executable, "gates", "--out", options.out, *(asked[-2:] if options.originals else [])))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,13 @@ def write_json(path: Path, values: object) -> None:
     os.replace(aside, path)
 
 
-def findings(folder: Path, name: str, look: Callable[[Path], Any]) -> dict[str, Any]:
-    """What `look` finds in each take of a set, by file. Kept in `NAME.json`; files that did not change are not looked at."""
+def findings(folder: Path, name: str, look: Callable[[Path], Any], wanted: Collection[str] = TAKES) -> dict[str, Any]:
+    """What `look` finds in the wanted takes, by file. Kept in `NAME.json`; files that did not change are not looked at."""
     kept = read_json(folder / f"{name}.json")
     fresh: dict[str, Any] = {}
     unsaved = 0
-    paths = sorted(path for line in read_lines(folder) for path in takes(folder, line).values())
+    every = (item for line in read_lines(folder) for item in takes(folder, line).items())
+    paths = sorted(path for take, path in every if take in wanted)
     for path in paths:
         stamp = f"{path.stat().st_size} {path.stat().st_mtime_ns}"
         entry = kept.get(path.name)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from training.judge.sets import findings, read_lines, takes
+from training.judge.sets import TAKES, findings, read_lines, takes
 from training.judge.words import Difference, differ, word_error_rate
 from training.report import say
 
@@ -81,6 +81,8 @@ def report(folder: Path, heard: dict[str, str], show: int) -> None:
     by_voice: dict[tuple[str, str], list[Difference]] = defaultdict(list)
     for line in read_lines(folder):
         for take, path in takes(folder, line).items():
+            if path.name not in heard:
+                continue
             difference = differ(line.text, heard[path.name])
             for voice in {"all", line.speaker}:
                 by_voice[take, voice].append(difference)
@@ -98,13 +100,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sets", nargs="+", type=Path)
     parser.add_argument("--size", choices=PACKAGES, default=BASE)
+    parser.add_argument("--take", nargs="+", choices=TAKES, default=TAKES, help="listen to these only")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--show", type=int, default=12, help="print this many of the sentences with wrong words")
     options = parser.parse_args()
     listener = Listener(options.size, options.threads)
     for folder in options.sets:
         say(f"{folder}, Whisper {options.size}:")
-        report(folder, findings(folder, file_name(options.size), listener.write_down), options.show)
+        heard = findings(folder, file_name(options.size), listener.write_down, options.take)
+        report(folder, heard, options.show)
 
 
 if __name__ == "__main__":
