@@ -11,7 +11,6 @@ from benchmarks.kernel_case import Case, Setup
 from torch import Tensor
 
 from duetts.kernels import attention, frame, reference, rotation
-from duetts.kernels.reference import Turn
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 CONTEXTS = (500, 2000)
@@ -51,15 +50,9 @@ def decodes(setup: Setup) -> Iterator[Case]:
     for context in (40,) if setup.tiny else CONTEXTS:
         for rows in setup.rows:
             yield _decode(setup, context, rows)
-            yield _decode(setup, context, rows, _turn(setup, rows))
 
 
-def _turn(setup: Setup, rows: int) -> Turn:
-    dim = _sizes(setup)[2]
-    return Turn(setup.draw(dim), setup.draw(dim), EPS, setup.draw(rows, 1, dim // 2, 2, dtype=torch.float32))
-
-
-def _decode(setup: Setup, context: int, rows: int, turn: Turn | None = None) -> Case:
+def _decode(setup: Setup, context: int, rows: int) -> Case:
     heads, kv_heads, dim = _sizes(setup)
     item = setup.dtype.itemsize
     num_bytes = rows * (2 * (context + 1) * kv_heads + 2 * heads) * dim * item
@@ -72,23 +65,21 @@ def _decode(setup: Setup, context: int, rows: int, turn: Turn | None = None) -> 
 
     def run(index: int, **options: int) -> Tensor:
         keys, values, tables = memory[index]
-        return attention.decode_attention(*new, keys, values, tables, slots, positions, turn, **options)
+        return attention.decode_attention(*new, keys, values, tables, slots, positions, **options)
 
     def twin(index: int) -> Tensor:
         keys, values, tables = memory[index]
-        return reference.decode_attention(*new, keys, values, tables[:, :needed], slots, positions, turn)
+        return reference.decode_attention(*new, keys, values, tables[:, :needed], slots, positions)
 
     variants = {
         f"programs={programs} tile={tile} stages={stages}": partial(run, programs=programs, tile=tile, stages=stages)
         for programs, tile, stages in TILES
-        if turn is None and (programs in (0, 1) or programs * rows * kv_heads <= 4096)
+        if programs in (0, 1) or programs * rows * kv_heads <= 4096
     }
-    if turn is None:
-        for programs in (4, 8, 16, 32, 64):
-            variants[f"programs={programs} joined"] = partial(run, programs=programs, joined=True)
-    shape = f"c={context} turned" if turn else f"c={context}"
+    for programs in (4, 8, 16, 32, 64):
+        variants[f"programs={programs} joined"] = partial(run, programs=programs, joined=True)
     return Case(
-        "decode", shape, rows, num_bytes, sets, run, twin, tolerance=_tolerance(setup), variants=variants
+        "decode", f"c={context}", rows, num_bytes, sets, run, twin, tolerance=_tolerance(setup), variants=variants
     )  # fmt: skip
 
 
@@ -117,11 +108,6 @@ def frames(setup: Setup) -> Iterator[Case]:
             num_bytes = rows * (2 * (start + n) * kv_heads + 2 * n * heads) * dim * item
             run, twin = (partial(_ignore, room.frame_attention, *new, keys, values, start) for room in (attention, reference))
             yield Case("frame", f"start={start}", rows, num_bytes, 1, run, twin, tolerance=_tolerance(setup))
-            turn = Turn(None, None, EPS, setup.draw(1, n, dim // 2, 2, dtype=torch.float32))
-            run, twin = (
-                partial(_ignore, room.frame_attention, *new, keys, values, start, turn) for room in (attention, reference)
-            )
-            yield Case("frame", f"start={start} turned", rows, num_bytes, 1, run, twin, tolerance=_tolerance(setup))
         qkv, gains = setup.draw(rows, 1, (heads + 2 * kv_heads) * dim), (setup.draw(dim), setup.draw(dim))
         rope = setup.draw(rows, 1, dim // 2, 2, dtype=torch.float32)
         run, twin = (

@@ -81,24 +81,6 @@ def test_decode(dtype: torch.dtype) -> None:
         assert all(torch.equal(one, other) for one, other in zip(memory, twins, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@torch.inference_mode()
-def test_attention_turns_queries_and_keys_on_its_way(dtype: torch.dtype) -> None:
-    rows = Rows(LENGTHS, 72, dtype)
-    for gains in ((draw(DIM, dtype=dtype), draw(DIM, dtype=dtype)), (None, None)):
-        turn = kernels.Turn(*gains, EPS, draw(len(LENGTHS), 1, DIM // 2, 2, dtype=torch.float32) / 2)
-        expected = rows.attend(reference.decode_attention, turn=turn)
-        found = [rows.attend(attention.decode_attention, turn=turn, programs=programs) for programs in (1, 7)]
-        assert torch.equal(found[0][0], found[1][0])
-        for one, other in zip(found[0], expected, strict=True):
-            assert_near(one, other, dtype)
-        keys, values = draw(5, KV_HEADS, 11, DIM, dtype=dtype), draw(5, KV_HEADS, 11, DIM, dtype=dtype)
-        for start, n in ((0, 2), (4, 1)):
-            q, turn = new(5, n, dtype=dtype), turn._replace(rope=draw(1, n, DIM // 2, 2, dtype=torch.float32) / 2)
-            twin = reference.frame_attention(*q, keys.clone(), values.clone(), start, turn)
-            assert_near(kernels.frame_attention(*q, keys, values, start, turn), twin, dtype)
-
-
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_its_company() -> None:
     rows = Rows(LENGTHS * 8, 72, torch.bfloat16)

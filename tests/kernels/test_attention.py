@@ -179,37 +179,3 @@ def test_rotation_keeps_lengths_and_turns_by_the_table() -> None:
     assert_near(q.flatten(), torch.tensor([1, 0, cos, sin]))
     assert_near(k.flatten(), torch.tensor([0, 1, -sin, cos]))
     assert v.flatten().tolist() == [5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("normed", [True, False])
-def test_attention_turns_queries_and_keys_on_its_way(normed: bool) -> None:
-    rows = Rows([0, 37, 95], 6, 2, 16, 16, 6, torch.float32)
-    gains = (draw(16), draw(16, seed=1)) if normed else (None, None)
-    for rope in (draw(4, 1, 8, 2), draw(1, 1, 8, 2)):
-        turn = reference.Turn(*gains, EPS, rope)
-        expected = rows.attend(reference.decode_attention, turn=turn)
-        for programs in (1, 2):
-            found = rows.attend(attention.decode_attention, turn=turn, programs=programs)
-            for one, other in zip(found, expected, strict=True):
-                assert_near(one, other)
-
-
-def test_the_twin_of_turning_attention_is_the_twin_of_one_after_the_other() -> None:
-    rows, turn = Rows([37], 4, 2, 16, 16, 3, torch.float32), reference.Turn(draw(16), draw(16, seed=1), EPS, draw(2, 1, 8, 2))
-    expected = rows.attend(reference.decode_attention, turn=turn)
-    q, k, v = (tensor[:, None] for tensor in rows.new)
-    q, k, v = reference.norm_rotate(torch.cat((q, k, v), dim=2).flatten(2), 4, 2, *turn)
-    rows.new = q[:, 0], k[:, 0], v[:, 0]
-    assert all(torch.equal(*both) for both in zip(rows.attend(reference.decode_attention), expected, strict=True))
-
-
-@pytest.mark.parametrize(("n", "start", "normed"), [(2, 0, False), (1, 3, True)])
-def test_a_frame_turns_queries_and_keys_on_its_way(n: int, start: int, normed: bool) -> None:
-    memory = [(draw(3, 2, 11, 16), draw(3, 2, 11, 16, seed=1)) for _ in range(2)]
-    together, gains = draw(3, n, 10, 16), (draw(16), draw(16, seed=1)) if normed else (None, None)
-    new = together[:, :, :6], together[:, :, 6:8], together[:, :, 8:]
-    turn = reference.Turn(*gains, EPS, draw(1, 12, 8, 2)[:, start : start + n])
-    expected = reference.frame_attention(*new, *memory[0], start, turn)
-    assert_near(attention.frame_attention(*new, *memory[1], start, turn), expected)
-    for one, other in zip(*memory, strict=True):
-        assert_near(one, other)

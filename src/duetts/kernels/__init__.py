@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from duetts.kernels import codec_reference, guard, reference
-from duetts.kernels.reference import Turn as Turn
 
 
 @cache
@@ -96,30 +95,27 @@ def norm_rotate(
 
 
 def decode_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor,
-    turn: Turn | None = None,
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor
 ) -> Tensor:  # fmt: skip
     """One new position of each row: stores k and v [B, KV, D] at `positions` [B] of its pages, then attends with q [B, H, D] to
     all up to it -> [B, H, D]. Pages lie in keys and values [pages, KV, PAGE, D]; a row's are `tables[slots]`: int32 [slots,
     width], int64 [B].
 
-    A position beyond the table counts as its last: padding rows may point anywhere. With a `turn` q and k are as the projection
-    left them, and are normed and turned on the way (rope float32 [B, 1, D / 2, 2]).
+    A position beyond the table counts as its last: padding rows may point anywhere.
     """
     use = guard.DECODE
     reason = "" if _triton(q) else f"on {q.device.type}, or with gradients, or without Triton, there is none"
     reason = reason or ("" if use.enabled else "it is switched off")
     reason = reason or guard.refusal(q, k, v, keys, values) or guard.page_refusal(keys, tables, slots, positions)
-    reason = reason or guard.table_refusal(turn.rope if turn else None)
     if reason:
         use.refuse(reason)
-        return reference.decode_attention(q, k, v, keys, values, tables, slots, positions, turn)
+        return reference.decode_attention(q, k, v, keys, values, tables, slots, positions)
     from duetts.kernels import attention
 
     programs = attention.programs_per_pair(q, keys.shape[1])
     use.short += programs == 1
     use.long += programs > 1
-    return attention.decode_attention(q, k, v, keys, values, tables, slots, positions, turn, programs=programs)
+    return attention.decode_attention(q, k, v, keys, values, tables, slots, positions, programs=programs)
 
 
 def prefill_attention(
@@ -134,18 +130,14 @@ def prefill_attention(
     return reference.prefill_attention(q, k, v, keys, values, table, start)
 
 
-def frame_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int, turn: Turn | None = None
-) -> Tensor:  # fmt: skip
+def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
     """Positions `start`.. of a frame, the same for every row: stores k and v [B, n, KV, D] in the first B rows of keys and
-    values [rows, KV, positions, D], then attends with q [B, n, H, D] causally -> [B, n, H, D]. n is 1 unless start is 0.
-    With a `turn` q and k are as the projection left them, and are normed and turned on the way."""
-    reason = guard.refusal(q, k, v, keys, values) or guard.table_refusal(turn.rope if turn else None)
-    if _triton(q) and not reason:
+    values [rows, KV, positions, D], then attends with q [B, n, H, D] causally -> [B, n, H, D]. n is 1 unless start is 0."""
+    if _triton(q) and not guard.refusal(q, k, v, keys, values):
         from duetts.kernels import attention
 
-        return attention.frame_attention(q, k, v, keys, values, start, turn)
-    return reference.frame_attention(q, k, v, keys, values, start, turn)
+        return attention.frame_attention(q, k, v, keys, values, start)
+    return reference.frame_attention(q, k, v, keys, values, start)
 
 
 # ---- frame: embedding of a column, and draws

@@ -1,5 +1,5 @@
-"""Attention over pages: one new position of many rows (decode), and a block of one sequence (prefill). Also what comes before,
-norms and rotation of queries and keys, and the fast decoder's attention within a frame.
+"""Attention over pages: one new position of many rows (decode), and a block of one sequence (prefill). Also the fast decoder's
+attention within a frame.
 
 Fused: the store of new keys and values, scores, softmax, the sum of values. One (row, key-value head) pair serves a whole group
 of queries, so that keys and values are read once, in tiles of `_TILE` positions, 4 KB of a page at a time. Every tile gives its
@@ -13,8 +13,7 @@ row's numbers thus depend on its own length only, however many programs share it
 Bytes of decode in S2 Pro (36 layers, 8 heads of 128, bf16): 147,456 a position and frame. At B = 1 and 500 positions 74 MB, or
 17 us at 4.3 TB/s: what counts there is the latency of 72 launches. At B = 256 and 2,000 positions 75 GB, 17.6 ms. The workspace
 adds 2 KB per tile of 32 KB, written and read again, mostly within L2. Prefill is bound by products: 4 n (start + n / 2) 4,096
-FLOP a layer, 0.68 TFLOP for 512 positions behind 2,000 in 36 layers. `norm_rotate` moves 22 KB a row and layer. Measured: not
-yet.
+FLOP a layer, 0.68 TFLOP for 512 positions behind 2,000 in 36 layers. Measured: docs/performance-log.md.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ import triton.language as tl
 from torch import Tensor
 
 from duetts.kernels import projection
-from duetts.kernels.reference import Turn
-from duetts.kernels.rotation import turned
 from duetts.kernels.streaming import follow
 
 _TILE = 64  # positions of a tile; half in float32
 _WARPS = 4  # twice in float32, whose products take registers
-_STAGES = 5  # of a tile's way: the page's number, then keys and values, each two steps ahead
+_STAGES = 3  # of a tile's way; 5 took a quarter longer at 64 rows and 500 positions, twice as long at 2,000
 _PREFILL_STAGES = 3
 _PREFILL_ROWS = 64  # queries of a program, of all heads of a group; 16 in float32
 _WHOLE_PAIRS = 2  # pairs per multiprocessor from which on one program a pair keeps memory busy
@@ -84,32 +81,22 @@ def _place(tables, slots, positions, row, width, table_stride, PAGE: tl.constexp
 
 
 @triton.jit
-def _queries(
-    q, row, head, q_stride, gain, rope, rope_stride, eps,
-    GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
-):  # fmt: skip
-    """The queries of a pair, [G, D], of which GROUP are real; normed and turned if they are not yet."""
-    member, dims = tl.arange(0, G), tl.arange(0, D)[None, :]
-    places = row * q_stride + (head * GROUP + member)[:, None] * D + dims
-    x = tl.load(q + places, mask=(member < GROUP)[:, None], other=0.0)
-    if ROTATED:
-        x = turned(x, tl.load(rope + row * rope_stride + dims), tl.load(gain + dims), eps, G, 1, D, NORMED)
-    return x
+def _queries(q, row, head, q_stride, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr):
+    """The queries of a pair, [G, D], of which GROUP are real."""
+    member = tl.arange(0, G)
+    places = row * q_stride + (head * GROUP + member)[:, None] * D + tl.arange(0, D)[None, :]
+    return tl.load(q + places, mask=(member < GROUP)[:, None], other=0.0)
 
 
 @triton.jit
 def _finish(
-    q, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride, gain, rope, rope_stride, eps,
+    q, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    ROTATED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     """Folds in the new position, writes the output and stores the new key and value in their page."""
     dims = tl.arange(0, D)
     new_k = tl.load(k + row * k_stride + head * D + dims)
     new_v = tl.load(v + row * v_stride + head * D + dims)
-    if ROTATED:
-        turns, gains = tl.load(rope + row * rope_stride + dims[None, :]), tl.load(gain + dims[None, :])
-        new_k = tl.reshape(turned(new_k[None, :], turns, gains, eps, 1, 1, D, NORMED), (D,))
     # A product of matrices, one column of which counts: its order of sums does not depend on how a kernel is laid out.
     first = tl.arange(0, 16)[None, :] == 0
     column = tl.where(first, new_k[:, None], tl.zeros((D, 16), new_k.dtype))
@@ -127,16 +114,14 @@ def _finish(
 
 @triton.jit
 def _decode_whole(
-    q, k, v, keys, values, tables, slots, positions, out, q_gain, k_gain, rope,
-    q_stride, k_stride, v_stride, table_stride, width, rope_stride, eps,
+    q, k, v, keys, values, tables, slots, positions, out, q_stride, k_stride, v_stride, table_stride, width,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     follow(DEPENDENT)
     row, head = (tl.program_id(0) // KV).to(tl.int64), tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
-    queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
+    queries = _queries(q, row, head, q_stride, GROUP, G, D)
     top = tl.full((G,), float("-inf"), tl.float32)
     total = tl.zeros((G,), tl.float32)
     mixed = tl.zeros((G, D), tl.float32)
@@ -145,17 +130,17 @@ def _decode_whole(
         top, total, mixed = _fold(top, total, mixed, t, s, m)
     _finish(
         queries, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
-        k_gain, rope, rope_stride, eps, SCALE, KV, GROUP, G, PAGE, D, ROTATED, NORMED,
+        SCALE, KV, GROUP, G, PAGE, D,
     )  # fmt: skip
 
 
 @triton.jit
 def _decode_shared(
-    q, k, v, keys, values, tables, slots, positions, sums, mixes, tickets, out, q_gain, k_gain, rope,
-    q_stride, k_stride, v_stride, table_stride, width, rope_stride, eps, tiles,
+    q, k, v, keys, values, tables, slots, positions, sums, mixes, tickets, out,
+    q_stride, k_stride, v_stride, table_stride, width, tiles,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr, SHARE: tl.constexpr, FOLD: tl.constexpr,
+    DEPENDENT: tl.constexpr, SHARE: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """SHARE: every n-th tile of a pair into the workspace, sums [pairs, tiles, 2, G] and mixes [pairs, tiles, GROUP, D]. FOLD:
     all of them into the output. With both, the program that draws a pair's last ticket folds, and puts the tickets back."""
@@ -163,7 +148,7 @@ def _decode_shared(
     pair, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = pair // KV, tl.program_id(0) % KV
     table, position = _place(tables, slots, positions, row, width, table_stride, PAGE)
-    queries = _queries(q, row, head, q_stride, q_gain, rope, rope_stride, eps, GROUP, G, D, ROTATED, NORMED)
+    queries = _queries(q, row, head, q_stride, GROUP, G, D)
     member, count = tl.arange(0, G), tl.cdiv(position, T)
     is_last = part == 0
     if SHARE:
@@ -196,7 +181,7 @@ def _decode_shared(
                 top, total, mixed = _fold(top, total, mixed, t, s, m)
             _finish(
                 queries, top, total, mixed, k, v, keys, values, out, table, row, head, position, k_stride, v_stride,
-                k_gain, rope, rope_stride, eps, SCALE, KV, GROUP, G, PAGE, D, ROTATED, NORMED,
+                SCALE, KV, GROUP, G, PAGE, D,
             )  # fmt: skip
 
 
@@ -215,19 +200,9 @@ def programs_per_pair(q: Tensor, kv_heads: int) -> int:
     return 1 if pairs >= _WHOLE_PAIRS * processors else -(-_SHARED_PROGRAMS * processors // pairs)
 
 
-def _turning(turn: Turn | None, q: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], int, int, float, dict[str, bool]]:
-    """Gains and table, the table's strides over rows and steps, epsilon, and what is to be done; q stands for nothing."""
-    if turn is None:
-        return (q, q, q), 0, 0, 0.0, {"ROTATED": False, "NORMED": False}
-    rope, normed = turn.rope, turn.q_gain is not None
-    gains = (rope, rope) if turn.q_gain is None or turn.k_gain is None else (turn.q_gain, turn.k_gain)
-    rows = rope.stride(0) if len(rope) > 1 else 0
-    return (*gains, rope), rows, rope.stride(1), turn.eps, {"ROTATED": True, "NORMED": normed}
-
-
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor,
-    turn: Turn | None = None, *, programs: int = 0, tile: int = 0, stages: int = _STAGES, joined: bool = JOINED,
+    *, programs: int = 0, tile: int = 0, stages: int = _STAGES, joined: bool = JOINED,
 ) -> Tensor:  # fmt: skip
     """As `reference.decode_attention`. `programs` per pair are chosen by the number of pairs unless given. Numbers depend on
     `tile`, so that it must not be chosen by the number of rows. `joined`: shared tiles are folded by whichever program is the
@@ -235,17 +210,13 @@ def decode_attention(
     sizes, group = _sizes(q, keys)
     sizes["T"] = tile or sizes["T"]
     sizes["G"] = max(16, triton.next_power_of_2(group))
-    (q_gain, k_gain, rope), rope_stride, _, eps, todo = _turning(turn, q)
     pairs, width = len(q) * keys.shape[1], tables.shape[1]
     programs = programs or programs_per_pair(q, keys.shape[1])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     where = (tables, slots, positions)
-    strides = (q.stride(0), k.stride(0), v.stride(0), tables.stride(0), width, rope_stride, eps)
-    sizes |= todo
+    strides = (q.stride(0), k.stride(0), v.stride(0), tables.stride(0), width)
     if programs == 1:
-        _decode_whole[(pairs,)](
-            q, k, v, keys, values, *where, out, q_gain, k_gain, rope, *strides, **sizes, num_stages=stages
-        )  # fmt: skip
+        _decode_whole[(pairs,)](q, k, v, keys, values, *where, out, *strides, **sizes, num_stages=stages)
         return out
     tiles = triton.cdiv(width * keys.shape[2], sizes["T"])
     sums = torch.empty(pairs, tiles, 2, sizes["G"], dtype=torch.float32, device=q.device)
@@ -254,7 +225,7 @@ def decode_attention(
     sizes["num_stages"] = stages
     for share, fold in ((True, True),) if tickets is not None else ((True, False), (False, True)):
         _decode_shared[(pairs, min(programs, tiles) if share else 1)](
-            q, k, v, keys, values, *where, sums, mixes, sums if tickets is None else tickets, out, q_gain, k_gain, rope,
+            q, k, v, keys, values, *where, sums, mixes, sums if tickets is None else tickets, out,
             *strides, tiles, **sizes, SHARE=share, FOLD=fold,
         )  # fmt: skip
     return out
@@ -327,10 +298,9 @@ def prefill_attention(
 
 @triton.jit(do_not_specialize=["start", "n"])
 def _frame(
-    q, k, v, keys, values, out, q_gain, k_gain, rope, start, n,
-    q_stride, q_step, k_stride, k_step, v_stride, v_step, room, rope_stride, rope_step, eps,
+    q, k, v, keys, values, out, start, n, q_stride, q_step, k_stride, k_step, v_stride, v_step, room,
     SCALE: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
-    DEPENDENT: tl.constexpr, ROTATED: tl.constexpr, NORMED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A row's few positions of one key-value head: a single tile, of which those from `start` on are new."""
     follow(DEPENDENT)
@@ -347,12 +317,6 @@ def _frame(
     fresh = (position - start)[:, None]
     new_k = tl.load(k + row * k_stride + fresh * k_step + head * D + dims, mask=new, other=0.0)
     new_v = tl.load(v + row * v_stride + fresh * v_step + head * D + dims, mask=new, other=0.0)
-    if ROTATED:
-        rope += row * rope_stride
-        turns = tl.load(rope + step[:, None] * rope_step + dims, mask=real, other=0.0)
-        queries = turned(queries, turns, tl.load(q_gain + dims), eps, G, G, D, NORMED)
-        turns = tl.load(rope + fresh * rope_step + dims, mask=new, other=0.0)
-        new_k = turned(new_k, turns, tl.load(k_gain + dims), eps, T, T, D, NORMED)
     all_k = tl.where(new, new_k, tl.load(keys + places, mask=old, other=0.0))
     all_v = tl.where(new, new_v, tl.load(values + places, mask=old, other=0.0))
     _, total, mixed = _part(queries, all_k, all_v, position[None, :] <= (start + step)[:, None], SCALE)
@@ -362,19 +326,15 @@ def _frame(
     tl.store(values + places, new_v, mask=new)
 
 
-def frame_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int, turn: Turn | None = None
-) -> Tensor:  # fmt: skip
+def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
     """As `reference.frame_attention`: 8 KB of keys and values for a row and head in S2 Pro, read once."""
     batch, n, heads, dim = q.shape
     kv_heads, room = keys.shape[1:3]
     group = heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    given, rows, steps, eps, todo = _turning(turn, q)
     _frame[(batch * kv_heads,)](
-        q, k, v, keys, values, out, *given, start, n, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], room, rows, steps, eps,
+        q, k, v, keys, values, out, start, n, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], room,
         SCALE=dim**-0.5 * _LOG2_E, KV=kv_heads, GROUP=group, G=max(16, triton.next_power_of_2(n * group)), D=dim,
-        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **todo,
-        **projection._dependent(q),
+        T=max(16, triton.next_power_of_2(room)), num_warps=_WARPS, **projection._dependent(q),
     )  # fmt: skip
     return out

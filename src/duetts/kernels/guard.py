@@ -66,11 +66,6 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> st
     return ""
 
 
-def table_refusal(rope: Tensor | None) -> str:
-    """The same of cosines and sines [.., D / 2, 2]."""
-    return "" if rope is None or rope.stride()[-2:] == (2, 1) else "the rotary table is not contiguous"
-
-
 def page_refusal(keys: Tensor, table: Tensor, *numbers: Tensor) -> str:
     """The same of pages [pages, KV, PAGE, D], of a table of them, and of slots, positions or starts."""
     if not _power_of_two(keys.shape[2]):

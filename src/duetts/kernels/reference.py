@@ -5,7 +5,7 @@ On a CPU they are what runs. Their arithmetic is the models' definition: golden 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -91,24 +91,7 @@ def norm_rotate(
     (2i, 2i + 1) by rope [batch or 1, n, D / 2, 2] -> q [batch, n, heads, D], k and v [batch, n, kv_heads, D]."""
     split = qkv.reshape(*qkv.shape[:-1], heads + 2 * kv_heads, -1)
     q, k, v = split[:, :, :heads], split[:, :, heads:-kv_heads], split[:, :, -kv_heads:]
-    return *_turn(q, k, Turn(q_gain, k_gain, eps, rope)), v
-
-
-class Turn(NamedTuple):
-    """What queries and keys still need: norms within heads if there are gains [D], and the turn by rope float32 [batch or 1, n,
-    D / 2, 2] of their positions."""
-
-    q_gain: Tensor | None
-    k_gain: Tensor | None
-    eps: float
-    rope: Tensor
-
-
-def _turn(q: Tensor, k: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor]:
-    if turn is None:
-        return q, k
-    q_gain, k_gain, eps, rope = turn
-    return _rotate(_head_norm(q, q_gain, eps), rope), _rotate(_head_norm(k, k_gain, eps), rope)
+    return _rotate(_head_norm(q, q_gain, eps), rope), _rotate(_head_norm(k, k_gain, eps), rope), v
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
@@ -134,8 +117,7 @@ def _attend_pages(
 
 
 def decode_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor,
-    turn: Turn | None = None,
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor
 ) -> Tensor:  # fmt: skip
     """One new position of each row: stores k and v [B, KV, D] at `positions` [B] of its pages, then attends with q [B, H, D] to
     all up to it -> [B, H, D]. Pages lie in keys and values [pages, KV, PAGE, D]; a row's are `tables[slots]`: int32 [slots,
@@ -143,8 +125,7 @@ def decode_attention(
 
     A position beyond the table counts as its last: padding rows may point anywhere.
     """
-    q, k = _turn(q[:, None], k[:, None], turn)
-    return _attend_pages(q, k, v[:, None], keys, values, tables[slots], positions[:, None])[:, 0]
+    return _attend_pages(q[:, None], k[:, None], v[:, None], keys, values, tables[slots], positions[:, None])[:, 0]
 
 
 def prefill_attention(
@@ -156,15 +137,12 @@ def prefill_attention(
     return _attend_pages(q[None], k[None], v[None], keys, values, table[None], positions[None])[0]
 
 
-def frame_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int, turn: Turn | None = None
-) -> Tensor:  # fmt: skip
+def frame_attention(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
     """Positions `start`.. of a frame, the same for every row: stores k and v [B, n, KV, D] in the first B rows of keys and
     values [rows, KV, positions, D], then attends with q [B, n, H, D] causally -> [B, n, H, D]. n is 1 unless start is 0."""
     batch, end = len(q), start + q.shape[1]
     causal = start == 0 and end > 1
     assert causal or end - start == 1, "several positions at once only at the start of a frame"
-    q, k = _turn(q, k, turn)
     keys, values = keys[:batch], values[:batch]
     keys[:, :, start:end] = k.transpose(1, 2)
     values[:, :, start:end] = v.transpose(1, 2)
