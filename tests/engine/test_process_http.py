@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from duetts import TTS
 from tests.waiting import LIMIT_S, wait_until
 
 from .test_remote import gone
@@ -47,13 +48,13 @@ class Served:
     def wait(self, path: str, status: int) -> None:
         wait_until(lambda: self.status(path) == status, every_s=0.05)
 
-    def engines(self) -> list[int]:
-        """The ids of the engine processes."""
-        found = []
+    def engines(self, parent: int | None = None) -> list[int]:
+        """The ids of the engine processes, or of the codec processes of one."""
+        found, owner = [], parent or self.process.pid
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent == self.process.pid and "duetts.engine.process" in (entry / "cmdline").read_text():
+                above = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if above == owner and "duetts.engine.process" in (entry / "cmdline").read_text():
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -89,6 +90,13 @@ def served(endless_folder: Path, request: pytest.FixtureRequest) -> Iterator[Ser
         yield running
     finally:
         running.close()
+
+
+@pytest.fixture
+def tiny_bytes(endless_folder: Path) -> bytes:
+    """The beginning of what an engine in this process speaks."""
+    with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
+        return tts.say("A long one.", seed=1, temperature=0.9, max_new_tokens=20).pcm
 
 
 def loads_torch(pid: int) -> bool:
@@ -178,7 +186,9 @@ def test_the_only_engine_dies_and_requests_wait_for_the_next(served: Served) -> 
     whole, _ = served.stream(20)
     os.kill(served.engines()[0], signal.SIGKILL)
     served.wait("/health", 503)
-    assert served.http.get("/health").json() == {"status": "unhealthy", "reason": "no engine is up"}
+    told = served.http.get("/health").json()
+    assert told["status"] == "unhealthy"
+    assert told["reason"].startswith("no engine is up: engine 0 is ")
     fields = {**LONG, "max_new_tokens": 20}
     while (answer := served.http.post("/v1/audio/speech", json=fields)).status_code != 200:  # it waits, if not for long
         assert answer.json()["error"]["code"] == "not_ready"
@@ -186,3 +196,38 @@ def test_the_only_engine_dies_and_requests_wait_for_the_next(served: Served) -> 
         time.sleep(0.5)
     assert answer.content == whole
     assert served.status("/health") == 200
+
+
+@pytest.mark.parametrize("served", [["--codec-device", "next", "--restart", "0.1", "--engine-wait", "60"]], indirect=True)
+def test_a_codec_process_dies_and_later_its_server(served: Served, tiny_bytes: bytes) -> None:
+    """What HTTP clients see, and what the server tells of both roles."""
+    served.wait("/ready", 200)
+    (engine,) = served.engines()
+    (codec,) = served.engines(engine)
+    assert loads_torch(codec)
+    assert served.http.get("/version").json()["codec_device"] == "cpu"
+    whole, error = served.stream(FRAMES)
+    assert (whole[: len(tiny_bytes)], len(whole), error) == (tiny_bytes, FRAMES * 4096, None)
+    fields = {name: value for name, value in LONG.items() if name != "stream_format"}
+    assert served.http.post("/v1/audio/speech", json={**fields, "max_new_tokens": FRAMES}).content == whole  # complete
+    with ThreadPoolExecutor(1) as pool:
+        event = threading.Event()
+        broken = pool.submit(served.stream, FRAMES, event)
+        assert event.wait(LIMIT_S)
+        os.kill(codec, signal.SIGKILL)
+        body, error = broken.result()
+        assert isinstance(error, httpx.RemoteProtocolError)
+        assert whole.startswith(body)
+        assert len(body) < len(whole)
+    served.wait("/health", 503)
+    assert re.match("no engine is up: engine 0 is loading, its codec is [a-z]+$", served.http.get("/health").json()["reason"])
+    assert 'duetts:codec_up{engine="0"} 0.0' in served.http.get("/metrics").text
+    assert served.stream(20) == (whole[: 20 * 4096], None)  # it has waited for the next one
+    assert served.engines() == [engine]
+    served.wait("/ready", 200)
+    numbers = served.http.get("/metrics").text
+    assert 'duetts:codec_up{engine="0"} 1.0' in numbers
+    assert 'duetts:codec_starts_total{engine="0"} 2.0' in numbers
+    (codec,) = served.engines(engine)
+    served.process.kill()
+    wait_until(lambda: gone(engine) and gone(codec))
