@@ -16,7 +16,7 @@ from .test_cli import duetts, duetts_here
 CLIP = INPUTS / "audio" / "control_pcm16.wav"
 
 
-def voices(folder: Path, *arguments: str) -> tuple[int, str, str]:
+def voices(folder: Path | str, *arguments: str) -> tuple[int, str, str]:
     run = duetts_here("voices", *arguments, DUETTS_VOICES_DIR=str(folder), COLUMNS="200")
     assert "Traceback" not in run.stderr
     return run.returncode, run.stdout, run.stderr
@@ -41,6 +41,18 @@ def test_add_list_replace_and_remove(tmp_path: Path) -> None:
     code, _, message = voices(folder, "rm", "anna")
     assert (code, "no voice" in message) == (1, True)
     assert os.listdir(folder) == []
+
+
+def test_an_object_store_in_the_place_of_a_folder(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/voices"  # of this process, in which the command runs
+    assert voices(url, "list") == (0, "", "")
+    code, shown, _ = voices(url, "add", "Anna", "--audio", str(CLIP), "--text", "Words.")
+    assert (code, url in shown) == (0, True)
+    assert voices(tmp_path, "list", "--voices-dir", url)[1].startswith("Anna")
+    assert voices(url, "rm", "anna")[0] == 0
+    assert voices(url, "list") == (0, "", "")
+    code, _, message = voices("nosuch://bucket", "list")
+    assert (code, "nosuch:// cannot be used here" in message) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ RATE = 44100  # Hz, at which a clip is looked at; each server decodes it for its
 
 NameArgument = Annotated[str, typer.Argument(help="1 to 64 characters; cases do not count.")]
 FolderOption = Annotated[
-    Path | None, typer.Option("--voices-dir", envvar="DUETTS_VOICES_DIR", help="Folder of the voices. Default: the server's.")
+    str | None,
+    typer.Option("--voices-dir", envvar="DUETTS_VOICES_DIR", help="Folder or URL of the voices. Default: the server's."),
 ]
 
 
@@ -57,7 +58,11 @@ def add(
 @voices_app.command("list")
 def list_voices(voices_dir: FolderOption = None) -> None:
     """Show the stored voices."""
-    for stored in _store(voices_dir).all():
+    try:
+        found = _store(voices_dir).all()
+    except DuettsError as error:
+        _fail(error)
+    for stored in found:
         voice = stored.voice
         text = voice.transcript if len(voice.transcript) <= 60 else voice.transcript[:57] + "..."
         typer.echo(f"{voice.name:<24} {voice.duration_s:5.1f} s  {voice.origin:<9}  {text}")
@@ -74,11 +79,11 @@ def remove(name: NameArgument, voices_dir: FolderOption = None) -> None:
     typer.echo(f"{name}: removed")
 
 
-def _store(folder: Path | None) -> Any:
-    from duetts.voices.store import VoiceStore
+def _store(folder: str | None) -> Any:
+    from duetts.voices.objects import open_store
 
     config = VoicesConfig(folder or voices_folder())
-    return VoiceStore(config.folder, config.max_voices, config.max_bytes)
+    return open_store(config.folder, config.max_voices, config.max_bytes)
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

@@ -50,11 +50,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "duetts"
 
 
-def voices_folder() -> Path:
+def voices_folder() -> Path | str:
     """Where stored voices live: `DUETTS_VOICES_DIR`, else the user's data folder, as nothing can make them again."""
     chosen = environment().get("voices_dir")
     if chosen:
-        return Path(chosen)
+        return chosen if "://" in chosen else Path(chosen)
     return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local" / "share") / "duetts" / "voices"
 
 
@@ -256,7 +256,7 @@ class MediaConfig:
 
 @dataclass(frozen=True, slots=True)
 class VoicesConfig:
-    """Voices that have names. The folder is made when the first one is stored.
+    """Voices that have names. The folder is made when the first one is stored; it is a path or the URL of an object store.
 
     `default_voice` is a name, "none" for the bare model, "seed:N" for a clip that the model speaks once with that seed, or
     "auto": the model's own preset, else such a clip, else (without trained weights) the bare model. `aliases` are pairs of
@@ -264,7 +264,7 @@ class VoicesConfig:
     say whether they replace; `share_audio` gives the clips back to whoever asks.
     """
 
-    folder: Path = field(default_factory=voices_folder)
+    folder: Path | str = field(default_factory=voices_folder)
     default_voice: str = "auto"
     aliases: tuple[tuple[str, str], ...] = ()
     max_voices: int = 1000

@@ -87,9 +87,18 @@ def _kind_name(kind: type | tuple[type, ...]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises `CheckpointError` naming the file when it is no such thing."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+    except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read: {error}") from error
+    return parse_json(content, path.name)
+
+
+def parse_json(content: bytes, name: str) -> dict[str, Any]:
+    """A JSON object from a file's content. Raises `CheckpointError` naming the file when it is no such thing."""
+    try:
+        values = json.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path.name}: holds no JSON object")
+        raise CheckpointError(f"{name}: holds no JSON object")
     return values

@@ -115,7 +115,7 @@ class Synthesizer:
         voices = voices or VoicesConfig()
         self.voices = VoiceLibrary(voices, folder / "voices", speaker.info, self._references, self)
         self.consents = ConsentStore(
-            voices.folder / "consents", voices.max_voices, self.limits.reference_bytes, self.limits.reference_queue
+            f"{voices.folder}/consents", voices.max_voices, self.limits.reference_bytes, self.limits.reference_queue
         )  # fmt: skip
 
     @property

@@ -90,6 +90,11 @@ class Setting:
             return next(kind for kind in get_args(self._annotation) if kind is not type(None))
         return self._annotation
 
+    @cached_property
+    def takes_url(self) -> bool:
+        """Whether the URL of a store may stand in the place of a path."""
+        return {Path, str} <= set(get_args(self._annotation))
+
     @property
     def is_switch(self) -> bool:
         return self.kind is bool and not self.words
@@ -280,7 +285,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     *_listed(
         "voices",
-        Setting("voices_dir", "voices.folder", "Folder of stored voices.", ("--custom-voice-dir",),
+        Setting("voices_dir", "voices.folder", "Folder of stored voices, or a URL that fsspec can reach (s3://, gs://).",
+                ("--custom-voice-dir",),
                 standard="duetts/voices in the user's data folder"),
         Setting("default_voice", "voices.default_voice", "A voice's name, seed:N, none (the bare model) or auto."),
         Setting("voice_alias", "voices.aliases", "Another name of a voice, for example alloy=anna."),

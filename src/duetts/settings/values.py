@@ -116,7 +116,9 @@ def from_text(setting: Setting, text: str, source: str) -> Any:
         return _size(text, source) if setting.is_size else _whole(text, source)
     if setting.kind is float:
         return _number(text, source)
-    return Path(text).expanduser() if setting.kind is Path else text
+    if setting.kind is Path and not (setting.takes_url and "://" in text):
+        return Path(text).expanduser()
+    return text
 
 
 def _choose(words: Mapping[str, Any], text: str, source: str) -> Any:

@@ -14,23 +14,25 @@ from pathlib import Path
 from time import time
 
 from duetts.errors import CheckpointError, InvalidRequest, VoiceNotFound
-from duetts.json_fields import Fields, read_json
+from duetts.json_fields import Fields, parse_json
 from duetts.types import Consent
+from duetts.voices.bucket import Bucket, located
 from duetts.voices.sharing import Threads
 from duetts.voices.store import REMOVED, WRITING, place_file, storage, sync_folder
 
 log = logging.getLogger(__name__)
 
 CONSENT_ID = re.compile(r"cons_[0-9a-f]{24}")
-RECORD = "consent.json"
+RECORD, RECORDING = "consent.json", "recording"
 MAX_CHARS = 256  # of a name or language
 
 
 class ConsentStore:
-    """Consents in a folder, one folder each, under ids that are made here. Any number of processes; one event loop."""
+    """Consents in a folder or at a URL, one folder each, under ids made here. Any number of processes; one event loop."""
 
-    def __init__(self, folder: Path, max_consents: int, max_bytes: int, max_waiting: int) -> None:
-        self._folder = folder
+    def __init__(self, place: Path | str, max_consents: int, max_bytes: int, max_waiting: int) -> None:
+        found = located(place)
+        self._files = _Folder(found) if isinstance(found, Path) else _Bucket(found)
         self._max_consents = max_consents
         self._max_bytes = max_bytes
         self._threads = Threads("duetts-consents", 1, max_waiting)
@@ -68,33 +70,17 @@ class ConsentStore:
         self._threads.close()
 
     def _write(self, consent: Consent, recording: bytes) -> Consent:
-        if len(self._ids()) >= self._max_consents:
+        if len(self._files.ids()) >= self._max_consents:
             raise InvalidRequest(
                 f"there are {self._max_consents} consents, and no more are allowed; remove some first", field="name",
                 code="voice_limit",
             )  # fmt: skip
-        with storage():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside = Path(tempfile.mkdtemp(dir=self._folder, prefix=WRITING))
-            try:
-                place_file(aside / "recording", recording)
-                place_file(aside / RECORD, _record(consent))
-                os.rename(aside, self._folder / consent.id)
-            except OSError:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-            sync_folder(self._folder)
+        self._files.add(consent.id, _record(consent), recording)
         return consent
-
-    def _ids(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self._folder) if CONSENT_ID.fullmatch(name)]
-        except OSError:
-            return []
 
     def _read_all(self) -> list[Consent]:
         found = []
-        for consent_id in self._ids():
+        for consent_id in self._files.ids():
             try:
                 found.append(self._read(consent_id))
             except VoiceNotFound:
@@ -105,23 +91,83 @@ class ConsentStore:
         if not CONSENT_ID.fullmatch(consent_id):
             raise _not_found(consent_id)
         try:
-            fields = Fields(read_json(self._folder / consent_id / RECORD), "consent")
+            fields = Fields(parse_json(self._files.read(consent_id), RECORD), "consent")
             return Consent(consent_id, fields.text("name", ""), fields.text("language", ""), fields.integer("created_at"))
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             raise _not_found(consent_id) from error
 
     def _rename(self, consent_id: str, name: str) -> Consent:
         consent = replace(self._read(consent_id), name=name)
-        with storage():
-            place_file(self._folder / consent_id / RECORD, _record(consent))
+        self._files.write(consent_id, _record(consent))
         return consent
 
     def _remove(self, consent_id: str) -> None:
         self._read(consent_id)
+        self._files.remove(consent_id)
+
+
+class _Folder:
+    """Consents on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ids(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._folder) if CONSENT_ID.fullmatch(name)]
+        except OSError:
+            return []
+
+    def read(self, consent_id: str) -> bytes:
+        return (self._folder / consent_id / RECORD).read_bytes()
+
+    def add(self, consent_id: str, record: bytes, recording: bytes) -> None:
+        """All of a consent or nothing."""
+        with storage():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(dir=self._folder, prefix=WRITING))
+            try:
+                place_file(aside / RECORDING, recording)
+                place_file(aside / RECORD, record)
+                os.rename(aside, self._folder / consent_id)
+            except OSError:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            sync_folder(self._folder)
+
+    def write(self, consent_id: str, record: bytes) -> None:
+        with storage():
+            place_file(self._folder / consent_id / RECORD, record)
+
+    def remove(self, consent_id: str) -> None:
         aside = self._folder / f"{REMOVED}{secrets.token_hex(8)}"
         with storage():
             os.rename(self._folder / consent_id, aside)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+class _Bucket:
+    """Consents in an object store: the record is put last and removed first."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def ids(self) -> list[str]:
+        names = [item.name.partition("/") for item in self._bucket.items()]
+        return [consent_id for consent_id, _, rest in names if rest == RECORD and CONSENT_ID.fullmatch(consent_id)]
+
+    def read(self, consent_id: str) -> bytes:
+        return self._bucket.read(f"{consent_id}/{RECORD}")
+
+    def add(self, consent_id: str, record: bytes, recording: bytes) -> None:
+        self._bucket.write(f"{consent_id}/{RECORDING}", recording)
+        self._bucket.write(f"{consent_id}/{RECORD}", record)
+
+    def write(self, consent_id: str, record: bytes) -> None:
+        self._bucket.write(f"{consent_id}/{RECORD}", record)
+
+    def remove(self, consent_id: str) -> None:
+        self._bucket.remove([f"{consent_id}/{RECORD}", f"{consent_id}/{RECORDING}"])
 
 
 def _record(consent: Consent) -> bytes:

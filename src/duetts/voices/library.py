@@ -31,9 +31,10 @@ from duetts.errors import (
 )
 from duetts.types import Int32, SpeakerInfo, Voice, VoiceDraft
 from duetts.voices.names import clean_name, name_key
+from duetts.voices.objects import KeptVoice, open_store
 from duetts.voices.reference import ReferenceCodes
 from duetts.voices.sharing import SharedWork, Threads
-from duetts.voices.store import ATTEMPTS, StoredVoice, VoiceStore, read_presets
+from duetts.voices.store import ATTEMPTS, read_presets
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class VoiceLibrary:
         self._info = info
         self._references = references
         self._text = text
-        self._store = VoiceStore(config.folder, config.max_voices, config.max_bytes)
+        self._store = open_store(config.folder, config.max_voices, config.max_bytes)
         self._presets = {name_key(preset.voice.name): preset for preset in read_presets(presets)}
         self._aliases = {name_key(alias): name for alias, name in config.aliases}
         self._threads = Threads("duetts-voices", READING_THREADS, MAX_WAITING)
@@ -229,7 +230,7 @@ class VoiceLibrary:
                 continue
         raise StorageFailure("this voice is damaged: its clip is missing")
 
-    async def _load(self, stored: StoredVoice) -> SpokenVoice:
+    async def _load(self, stored: KeptVoice) -> SpokenVoice:
         """Codes from the voice's folder, or from its clip when this codec has not met it."""
         codec_id = self._info.codec_id
         codes = await self._threads.run(stored.codes, codec_id) if codec_id else None
@@ -252,14 +253,18 @@ class VoiceLibrary:
             self._known.popitem(last=False)
         return spoken
 
-    def _find(self, name: str) -> StoredVoice | None:
-        return self._store.find(name) or self._presets.get(name_key(name))
+    def _all(self) -> list[KeptVoice]:
+        return [*self._store.all()]
+
+    def _find(self, name: str) -> KeptVoice | None:
+        preset = self._presets.get(name_key(name))
+        return self._store.find(name, known_elsewhere=preset is not None) or preset
 
     # -- keeping
 
     async def all(self) -> list[Voice]:
         """Every voice that can be named, by name. A stored one hides a preset of its name."""
-        stored = {name_key(found.voice.name): found for found in await self._threads.run(self._store.all)}
+        stored = {name_key(found.voice.name): found for found in await self._threads.run(self._all)}
         return [found.voice for _, found in sorted((self._presets | stored).items())]
 
     async def get(self, name: str) -> Voice:
@@ -278,7 +283,7 @@ class VoiceLibrary:
                 continue
         raise StorageFailure("this voice is damaged: its clip is missing")
 
-    async def _one(self, name: str) -> StoredVoice:
+    async def _one(self, name: str) -> KeptVoice:
         stored = await self._threads.run(self._find, name)
         if stored is None:
             raise VoiceNotFound(f"there is no voice {name[:64]!r}")
@@ -338,7 +343,7 @@ class VoiceLibrary:
             raise VoiceNotFound(f"there is no voice {name[:64]!r}")
         return stored.voice
 
-    async def _own(self, name: str) -> StoredVoice:
+    async def _own(self, name: str) -> KeptVoice:
         """A stored voice that may be changed. Raises `VoiceNotFound`, `ProtectedVoice`."""
         key = name_key(name)
         if key == "default" or (key == name_key(self.default_name) and key != BARE):

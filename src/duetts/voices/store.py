@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from duetts.errors import CheckpointError, InvalidRequest, StorageFailure, VoiceExists
-from duetts.json_fields import Fields, read_json
+from duetts.json_fields import Fields, parse_json
 from duetts.types import Int32, Voice, VoiceOrigin
 from duetts.voices.code_folder import compose_codes, parse_codes
 from duetts.voices.names import FOLDER_NAME, folder_name, name_key, name_problem
@@ -85,13 +85,32 @@ class StoredVoice:
         return f"{self.revision} {codec_id}"
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a record says."""
+
+    voice: Voice
+    revision: str
+    is_default: bool
+
+
 def read_voice(folder: Path) -> StoredVoice:
     """The voice of a folder. Raises `CheckpointError` for what is none, `FileNotFoundError` without a record."""
     path = folder / RECORD
     path.stat()
-    fields = Fields(read_json(path), f"voice {folder.name}")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"voice {folder.name}: its record cannot be read: {error.strerror}") from error
+    facts = parse_record(content, folder.name)
+    return StoredVoice(facts.voice, facts.revision, folder, facts.is_default)
+
+
+def parse_record(content: bytes, name: str) -> Facts:
+    """What a voice's record says. `name` is its folder's, for errors. Raises `CheckpointError` for what is none."""
+    fields = Fields(parse_json(content, f"voice {name}"), f"voice {name}")
     if fields.integer("format") != FORMAT:
-        raise CheckpointError(f"voice {folder.name}: its format is not {FORMAT}")
+        raise CheckpointError(f"voice {name}: its format is not {FORMAT}")
     revision, origin = fields.text("revision", ""), fields.text("origin", "stored")
     is_default = fields.flag("default", False)
     voice = Voice(
@@ -108,10 +127,10 @@ def read_voice(folder: Path) -> StoredVoice:
     )
     fields.finish()
     if name_problem(voice.name) or not voice.transcript or not REVISION.fullmatch(revision):
-        raise CheckpointError(f"voice {folder.name}: name, transcript or revision cannot be right")
+        raise CheckpointError(f"voice {name}: name, transcript or revision cannot be right")
     if origin not in ORIGINS:
-        raise CheckpointError(f"voice {folder.name}: its origin {origin!r} is unknown")
-    return StoredVoice(replace(voice, origin=ORIGINS[origin]), revision, folder, is_default)
+        raise CheckpointError(f"voice {name}: its origin {origin!r} is unknown")
+    return Facts(replace(voice, origin=ORIGINS[origin]), revision, is_default)
 
 
 def read_presets(folder: Path) -> list[StoredVoice]:
@@ -143,8 +162,8 @@ class VoiceStore:
         self._read: dict[str, tuple[tuple[int, ...], StoredVoice | None]] = {}  # by folder name: stamp of the record, voice
         self._sweep()
 
-    def find(self, name: str) -> StoredVoice | None:
-        """The voice of a name in any spelling."""
+    def find(self, name: str, known_elsewhere: bool = False) -> StoredVoice | None:
+        """The voice of a name in any spelling. Looking costs so little here that it is always done."""
         return None if name_problem(name) else self._look(folder_name(name))
 
     def holds(self, name: str) -> bool:
@@ -231,11 +250,8 @@ class VoiceStore:
 
     def _check_room(self, name: str, num_bytes: int) -> None:
         others = self._folder_names() - {name}
-        if len(others) >= self._max_voices:
-            raise _full(f"there are {len(others)} stored voices, and at most {self._max_voices} are allowed")
         total = num_bytes + sum(stored.voice.num_bytes for stored in map(self._look, others) if stored)
-        if total > self._max_bytes:
-            raise _full(f"the stored voices would have {total} bytes, and at most {self._max_bytes} are allowed")
+        check_room(len(others), total, self._max_voices, self._max_bytes)
 
     def _folder_names(self) -> set[str]:
         try:
@@ -276,6 +292,14 @@ def _read_or_none(folder: Path) -> StoredVoice | None:
         log.warning("a stored voice is left out: the folder %s is not that of its name", folder.name)
         return None
     return stored
+
+
+def check_room(others: int, total_bytes: int, max_voices: int, max_bytes: int) -> None:
+    """Raises `InvalidRequest` with the code voice_limit when one more voice is too many, or all have too many bytes."""
+    if others >= max_voices:
+        raise _full(f"there are {others} stored voices, and at most {max_voices} are allowed")
+    if total_bytes > max_bytes:
+        raise _full(f"the stored voices would have {total_bytes} bytes, and at most {max_bytes} are allowed")
 
 
 def _full(message: str) -> InvalidRequest:
