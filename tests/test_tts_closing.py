@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,11 @@ def test_a_closed_door_says_so(endless_folder: Path) -> None:
     stream.close()
 
 
-def test_an_interrupt_ends_the_work(endless_folder: Path) -> None:
+def test_an_interrupt_ends_the_work(endless_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
+        device = tts._synthesizer._speaker._engine._device  # type: ignore[attr-defined]
+        launch = device.launch
+        monkeypatch.setattr(device, "launch", lambda *rows: (time.sleep(0.05), launch(*rows))[1])  # 900 frames take 45 s
         options = {"max_new_tokens": 900, "temperature": 0}
         for speak in (lambda: tts.say("On.", **options), lambda: list(tts.stream("On.", **options))):
             caller = threading.get_ident()

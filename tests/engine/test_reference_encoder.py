@@ -129,7 +129,7 @@ class AddingCodec:
         return StreamState(slots, [(1, 1)], [], device=torch.device("cpu"), dtype=torch.float32)
 
     def latents(self, wave: Tensor, view: StreamView) -> Tensor:
-        self.gate.wait(10)
+        self.gate.wait(LIMIT_S)
         self.blocks.append(wave[0, 0].item())
         if (wave == 99).any():
             raise RuntimeError("device lost its mind")
@@ -390,7 +390,7 @@ def test_a_thread_serves_many_submitters() -> None:
         for submitter in submitters:
             submitter.join()
         for tag, future in futures.items():
-            assert np.array_equal(future.result(10), expected(tagged(1 + tag % 5, tag)))
+            assert np.array_equal(future.result(LIMIT_S), expected(tagged(1 + tag % 5, tag)))
         assert encoder.idle
     assert len(woken) == 40
 

@@ -29,6 +29,7 @@ from tests.server.real import Served
 from tests.server.sine import SineService
 from tests.server.test_auth import serving
 from tests.server.test_serve import running
+from tests.waiting import LIMIT_S
 
 CLIP = clip("control_pcm16.wav")
 URL = "http://clips.example/anna.wav"
@@ -92,10 +93,10 @@ def socket(http: httpx.Client, audio: str) -> Told:
     address = str(http.base_url).replace("http", "ws", 1).rstrip("/") + "/v1/audio/speech/stream"
     with connect(address, proxy=None) as talking:
         talking.send(json.dumps({"type": "session.config", "ref_audio": audio, "ref_text": REF_TEXT}))
-        answer = json.loads(talking.recv(20))
+        answer = json.loads(talking.recv(LIMIT_S))
     if answer["type"] == "session.configured":
         return Told()
-    return Told(0, answer["code"], answer["param"], answer["message"])
+    return Told(0, answer["code"], answer.get("param"), answer["message"])
 
 
 def fish(http: httpx.Client, audio: str) -> Told:
@@ -108,7 +109,7 @@ def live(http: httpx.Client, audio: str) -> Told:
     with connect(address, proxy=None) as talking:
         talking.send(ormsgpack.packb({"event": "start", "request": request}))
         talking.send(ormsgpack.packb({"event": "stop"}))
-        while (answer := ormsgpack.unpackb(talking.recv(20)))["event"] != "finish":  # type: ignore[arg-type]
+        while (answer := ormsgpack.unpackb(talking.recv(LIMIT_S)))["event"] != "finish":  # type: ignore[arg-type]
             pass
     return Told() if answer["reason"] == "stop" else Told(0, message=answer["message"])
 

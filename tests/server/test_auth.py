@@ -26,6 +26,7 @@ from duetts.server.auth import CATALOG, PUBLIC
 from duetts.server.errors import is_fish
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import SineService
+from tests.waiting import LIMIT_S
 
 KEYS = ("first-key", "second-key")
 PAGE = "https://page.example"
@@ -45,7 +46,7 @@ def serving(app: Any, **options: Any) -> Iterator[httpx.Client]:
     while not server.started:
         time.sleep(0.01)
     base = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    with httpx.Client(base_url=base, timeout=10, trust_env=False) as http:
+    with httpx.Client(base_url=base, timeout=LIMIT_S, trust_env=False) as http:
         yield http
     server.should_exit = True
     thread.join()

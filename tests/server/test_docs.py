@@ -18,6 +18,7 @@ from duetts.server.schemas import FIELDS
 from tests.audio.listening import hear
 from tests.inputs import clip
 from tests.server.conftest import Door
+from tests.waiting import LIMIT_S
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^```bash\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
@@ -38,7 +39,7 @@ def test_commands_do_what_they_say(door: Door, command: str, tmp_path: Path) -> 
     )
     sample = tmp_path / "anna.wav"
     sample.write_bytes(clip("control_pcm16.wav"))
-    shown = subprocess.run(["bash", "-ec", local], cwd=tmp_path, capture_output=True, timeout=20, check=True).stdout
+    shown = subprocess.run(["bash", "-ec", local], cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=True).stdout
     files = [path for path in tmp_path.iterdir() if path != sample]
     if files:
         assert len(hear(files[0].read_bytes())[0])
@@ -52,7 +53,7 @@ def test_commands_do_what_they_say(door: Door, command: str, tmp_path: Path) -> 
 def test_programs_do_what_they_say(door: Door, program: str, tmp_path: Path) -> None:
     local = program.replace("127.0.0.1:8000", f"127.0.0.1:{door.port}")
     environment = {**os.environ, "NO_PROXY": "*", "no_proxy": "*"}
-    subprocess.run([sys.executable, "-c", local], cwd=tmp_path, env=environment, timeout=30, check=True)
+    subprocess.run([sys.executable, "-c", local], cwd=tmp_path, env=environment, timeout=LIMIT_S, check=True)
     files = list(tmp_path.iterdir())
     assert files
     assert all(len(hear(path.read_bytes())[0]) for path in files)

@@ -11,6 +11,7 @@ from duetts.errors import DeadlineExceeded, EngineFailure
 from duetts.server import speech
 from tests.server.conftest import Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs, hum
+from tests.waiting import LIMIT_S
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -128,7 +129,7 @@ def test_a_client_that_leaves_ends_the_work(door: Door, name: str) -> None:
     body = {"input": "Hello.", "stream": True, "response_format": name}
     with door.http.stream("POST", "/v1/audio/speech", json=body) as answer:
         assert next(answer.iter_raw())
-    assert door.service.aborted.wait(1)
+    assert door.service.aborted.wait(LIMIT_S)
 
 
 def test_a_client_that_leaves_in_silence_ends_the_work(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class Live:
         await self.say("start", request={"text": "", "format": "pcm", **request})
 
     async def hear(self) -> dict[str, Any]:
-        raw = await asyncio.wait_for(self.socket.recv(), 10)
+        raw = await asyncio.wait_for(self.socket.recv(), LIMIT_S)
         assert isinstance(raw, bytes)
         return dict(ormsgpack.unpackb(raw))
 

@@ -13,6 +13,7 @@ from tests.audio.listening import as_samples, hear, level_db, middle, pitch
 from tests.server.conftest import CONFIG, NATIVE, Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs, hum
 from tests.server.test_events import events_of, joined
+from tests.waiting import LIMIT_S
 
 TYPES = {
     "wav": "audio/wav",
@@ -159,7 +160,7 @@ def test_defaults_follow_the_name_of_the_model(fields: dict[str, Any], name: str
 async def test_other_requests_go_on_while_one_is_encoded(door: Door) -> None:
     """Half a minute of MP3 in one chunk takes half a second of work; life is shown in between."""
     door.service.knobs = Knobs(num_chunks=1, pcm=650 * hum(1, 0))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{door.port}", timeout=20, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{door.port}", timeout=LIMIT_S, trust_env=False) as http:
         speech = asyncio.ensure_future(http.post("/v1/audio/speech", json={"input": "Hi.", "response_format": "mp3"}))
         lives = 0
         while not speech.done():

@@ -21,6 +21,7 @@ from duetts.server.auth import Allowances, client_of
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import SineService
 from tests.server.test_auth import serving
+from tests.waiting import LIMIT_S
 
 
 @contextmanager
@@ -148,7 +149,7 @@ def test_the_codec_counts_its_clips() -> None:
 
 
 def hear(socket: ClientConnection, kind: str) -> dict[str, Any]:
-    while not isinstance(raw := socket.recv(20), str) or json.loads(raw)["type"] != kind:
+    while not isinstance(raw := socket.recv(LIMIT_S), str) or json.loads(raw)["type"] != kind:
         pass
     return dict(json.loads(raw))
 
@@ -188,10 +189,10 @@ def test_a_live_socket_counts_its_starts() -> None:
             for _ in range(2):
                 socket.send(ormsgpack.packb({"event": "start", "request": {"text": "Hi."}}))
                 socket.send(ormsgpack.packb({"event": "stop"}))
-                while (answer := ormsgpack.unpackb(socket.recv(20)))["event"] != "finish":  # type: ignore[arg-type]
+                while (answer := ormsgpack.unpackb(socket.recv(LIMIT_S)))["event"] != "finish":  # type: ignore[arg-type]
                     pass
                 told.append(answer)
             assert [answer["reason"] for answer in told] == ["stop", "error"]
             assert "1 requests a minute" in told[1]["message"]
             with pytest.raises(ConnectionClosed):
-                socket.recv(20)
+                socket.recv(LIMIT_S)

@@ -22,6 +22,7 @@ from tests.server.conftest import NATIVE, Door, error_of
 from tests.server.sine import FRAME, Knobs, SineService
 from tests.server.test_auth import serving
 from tests.server.test_events import events_of
+from tests.waiting import LIMIT_S
 
 LATE_S = 1.0
 
@@ -60,7 +61,7 @@ def test_what_a_streams_header_states(stated: str, expected: tuple[int, int]) ->
             talking.send(json.dumps({"type": "input.text", "text": "Hello there."}))
             talking.send(json.dumps({"type": "input.done"}))
             heard = b""
-            while not isinstance(message := talking.recv(20), str) or json.loads(message)["type"] != "session.done":
+            while not isinstance(message := talking.recv(LIMIT_S), str) or json.loads(message)["type"] != "session.done":
                 heard += message if isinstance(message, bytes) else b""
             assert heard == stream
         complete = door.speak(response_format="wav", seed=1).content
@@ -76,7 +77,7 @@ def test_what_a_streams_header_states(stated: str, expected: tuple[int, int]) ->
 def head_and_rest(door: Door, stream_format: str) -> tuple[bytes, float, bytes]:
     """The head of an answer, how many chunks of audio there were when it came, and all that followed."""
     body = json.dumps({"input": "Hello.", "response_format": "pcm", "stream_format": stream_format}).encode()
-    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=LIMIT_S) as line:
         line.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
                      b"Content-Length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
         received = b""

@@ -20,6 +20,7 @@ from duetts.server.app import create_app
 from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import NATIVE, Door, error_of
 from tests.server.sine import SineService
+from tests.waiting import LIMIT_S
 
 CLIP = clip("control_pcm16.wav")
 DATA = f"data:audio/wav;base64,{base64.b64encode(CLIP).decode()}"
@@ -47,7 +48,7 @@ def serving(folder: Path, openai_aliases: bool = True, dialect: str = "auto", **
     while not server.started:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, trust_env=False) as http:
         yield Door(service, port, http, app.state.outcomes)
     server.should_exit = True
     thread.join()

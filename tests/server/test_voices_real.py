@@ -78,6 +78,8 @@ def serving(model: Path, folder: Path, default: str = "auto", **engine: Any) -> 
         time.sleep(0.01)
     base = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     with httpx.Client(base_url=base, timeout=60, trust_env=False) as http:
+        # FastAPI makes its routes at the first request and silences all threads' warnings meanwhile: one server at a time.
+        assert http.get("/no/such/path").status_code == 404
         yield Served(http, synthesizer, utterances)
     server.should_exit = True
     thread.join()
