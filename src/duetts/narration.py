@@ -35,10 +35,10 @@ from typing import Literal
 import numpy as np
 
 from duetts.engine.playout import Playout
-from duetts.errors import DeadlineExceeded, DuettsError, EmptyGeneration, EngineFailure
+from duetts.errors import DeadlineExceeded, DuettsError, EmptyGeneration, EngineFailure, Overloaded
 from duetts.text.prompt import Turn
 from duetts.text.rules import least_seconds
-from duetts.types import Chunk, FinishReason, Int32, Outcome, Pieces, Said, Speaker, Suspect, Timings, Utterance
+from duetts.types import Chunk, FinishReason, Int32, Outcome, Pieces, Said, Speaker, SpeechRequest, Suspect, Timings, Utterance
 
 Flaw = Literal["too_short", "length"]
 
@@ -284,6 +284,14 @@ class Narration:
             self._elapsed_s(),
             self._playout.worst_underrun_s,
         )
+
+
+def check_room(speaker: Speaker, request: SpeechRequest) -> None:
+    """To be asked before clips are fetched and read: a look, no promise. Raises `Overloaded` if there is no place now."""
+    figures = speaker.stats()
+    if request.continues is None and figures.get("full", False) and figures.get("alive", True):
+        wait_s = max(1.0, figures.get("retry_after_s", 1.0))
+        raise Overloaded("every place is taken; no clip was read", retry_after_s=wait_s)
 
 
 def piece_seed(seed: int, index: int) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from duetts.config import Limits, MediaConfig, VoicesConfig
 from duetts.errors import EmptyGeneration, InvalidRequest
 from duetts.model_config import read_codec_config, read_model_config, read_sampling
-from duetts.narration import Narration, Piece, Script
+from duetts.narration import Narration, Piece, Script, check_room
 from duetts.service import Arriving
 from duetts.text.arrival import ArrivingText
 from duetts.text.normalize import check_language, check_words, normalize, respell
@@ -220,6 +220,7 @@ class Synthesizer:
         silence = np.zeros((self.info.num_codebooks, 0), np.int32)
         voice = voice_positions(self._tokenizer, [(silence, transcript) for transcript in transcripts])
         self._cut(text, voice, request)
+        check_room(self._speaker, request)
         clips = await self._decode_references(request)
         voice += sum(-(-clip.num_samples // self.info.frame_length) for clip in clips)
         pieces = self._cut(text, voice, request)

@@ -256,6 +256,19 @@ async def test_an_overloaded_engine_hands_on_to_another(tmp_path: Path) -> None:
             assert refusal.value.retry_after_s >= 2.5
 
 
+async def test_an_engine_is_full_while_it_has_all_the_calls_that_it_takes(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1) as running:
+        tasks = await running.streams(ENGINE.max_num_seqs + ENGINE.max_queue - 1)
+        assert not running.speaker.stats()["full"]
+        tasks.append(asyncio.ensure_future(collect(running.speaker, spoken(FRAMES, len(tasks)))))
+        await until(lambda: running.speaker.stats()["full"])
+        assert running.speaker.stats()["retry_after_s"] == 0  # these engines tell of no pace
+        running.speaker._engines[0].link.stats["step_s"] = 0.01  # type: ignore[union-attr]
+        assert FRAMES * 0.005 < running.speaker.stats()["retry_after_s"] <= (FRAMES + 1) * 0.01
+        assert share(await running.finish(tasks)) == (len(tasks), 0)
+        assert not running.speaker.stats()["full"]
+
+
 async def test_leaving_frees_the_engine(tmp_path: Path) -> None:
     async with fleet(tmp_path, 1, knobs={"frame_s": 0.01}) as running:
         for _ in range(3):

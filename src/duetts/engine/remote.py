@@ -110,14 +110,16 @@ class RemoteSpeaker:
                 search.refusals[engine.index] = error
 
     def stats(self) -> dict[str, Any]:
-        """The engines' last figures, added up, and those of each under `engines`. Nothing is waited for."""
+        """The engines' last figures, added up, and those of each under `engines`. Nothing is waited for. `full`: every engine
+        that is up has all the calls that it takes, one of which may end in `retry_after_s`."""
         each = [self._figures(engine) for engine in self._engines]
-        up = [engine for engine in self._engines if engine.takes_work]
+        up = [engine.link for engine in self._engines if engine.takes_work and engine.link is not None]
         links = [engine.link for engine in self._engines if engine.link is not None]
         return {
             **add_up([{name: value for name, value in link.stats.items() if name != "codec"} for link in links]),
             "alive": bool(up),
-            "full": all(engine.link.num_calls >= self._room for engine in up if engine.link is not None),
+            "full": all(link.num_calls >= self._room for link in up),
+            "retry_after_s": min((_call_s(link) for link in up), default=0.0),
             "engines_up": len(up),
             "waiting_for_engine": self._waiting,
             "restarts": sum(max(0, engine.starts - 1) for engine in self._engines),
@@ -186,6 +188,11 @@ class RemoteSpeaker:
             "calls": link.num_calls if link else 0,
             "owed_frames": link.load if link else 0.0,
         }
+
+
+def _call_s(link: Link) -> float:
+    """How long a call of this engine still takes on average, if each gets a frame in every step."""
+    return link.load / max(1, link.num_calls) * float(link.stats.get("step_s", 0.0))
 
 
 def add_up(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -196,11 +196,11 @@ class Batch:
         self._tasks: set[asyncio.Task[Result]] = set()
 
     async def check(self) -> None:
-        """Checks every item completely and encodes its clips. Raises if there is no room for any."""
+        """Checks every item completely and encodes its clips. Raises if there is no room: nothing was spoken yet."""
         await self._caller.unless_gone(self._start_all())
-        errors = [item.error for item in self._items]
-        if isinstance(errors[0], Overloaded | NotReady) and all(isinstance(error, type(errors[0])) for error in errors):
-            raise errors[0]
+        for item in self._items:
+            if isinstance(item.error, Overloaded | NotReady):
+                raise item.error
 
     async def results(self, *, in_order: bool) -> AsyncGenerator[Result, None]:
         """A result for each item: in the order of the items, or as they come."""
