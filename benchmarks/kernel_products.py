@@ -105,12 +105,9 @@ def _configs(rows: int, use: str, eight_bit: str | None) -> Iterator[Config]:
 
 def neighbours(config: Config) -> Iterator[Config]:
     """Changes of one field that a tile does not decide."""
-    for prefetch, unit in ((0, 64), (2, 64), (4, 64), (16, 64), (8, 128), (8, 32), (8, 0), (4, 0)):
-        yield config._replace(prefetch=prefetch, unit=unit)
-    yield config._replace(rolling=True)
-    yield config._replace(prefetch=4, rolling=True)
+    for prefetch in (0, 2, 4, 16):
+        yield config._replace(prefetch=prefetch)
     yield config._replace(dependent=False, prefetch=0)
-    yield config._replace(bulk=not config.bulk)
     yield config._replace(spread=not config.spread)
     yield config._replace(warps=config.warps * 2)
 
@@ -122,7 +119,7 @@ def label(config: Config) -> str:
 def _config(text: str) -> Config:
     """The configuration of a label."""
     values = [int(word.split("=")[1]) for word in text.split()]
-    return Config(*values[:7], *map(bool, values[7:]))
+    return Config(*values[:6], *map(bool, values[6:]))
 
 
 def _labelled(configs: Iterator[Config], run: Callable[..., Any]) -> dict[str, Callable[[int], Any]]:

@@ -60,12 +60,12 @@ def test_all_kernels_compile_for_an_h200() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that likes one tile, the copy engine and asking far ahead; nothing is run or compiled."""
+    """With a clock that likes one tile, asking far ahead and no spread; nothing is run or compiled."""
     asked: dict[str, list[str]] = {}
 
     def clock(run: partial[Any], sets: int, repeats: int) -> float:
         config = run.keywords.get("config", SLOW)
-        return 10.0 - config.bulk - 2 * config.rolling + 100 * (config.block_n != 32 or config.step != 256)
+        return 10.0 + config.spread - config.prefetch / 8 + 100 * (config.block_n != 32 or config.step != 256)
 
     monkeypatch.setattr(kernel_case, "time_us", clock)
     monkeypatch.setattr(kernel_case, "error_of", lambda case, run: 0.0)
@@ -74,8 +74,8 @@ def test_a_sweep_tries_tiles_then_neighbours_of_the_best(monkeypatch: pytest.Mon
     (rows,) = kernels.sweep(arguments, kernel_case.Setup(torch.device("cpu"), torch.float32, (2,), tiny=True))
     best = rows["tried"][0]["config"]
     assert best.startswith("block_n=32 step=256 ")
-    assert " rolling=1 " in best
-    assert " bulk=1 " in best
+    assert " prefetch=16 " in best
+    assert " spread=0" in best
     assert best in asked["norm_gate w1 w3 2"]  # in the second round, as the best differs in two fields
-    assert rows["now_us"] == 110.0
+    assert rows["now_us"] == 111.0
     assert len(rows["tried"]) > len(asked["norm_gate w1 w3 2"])

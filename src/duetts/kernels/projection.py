@@ -13,14 +13,14 @@ Bytes per layer in bf16 (8-bit: half; all else is under 3 % at 16 rows), and the
 How: every program holds a tile of the weight as the left operand of the matrix unit (64 rows, the least that Hopper's
 warpgroup instruction takes) and all rows of x, padded to 16, 32, 64 or 128, as the right one, so that weights go from
 memory through shared memory into the unit and never through registers. All programs are resident at once and have equal
-work, so none waits for a second wave. Weights come thread by thread or, if the configuration says so, through Hopper's
-tensor copy engine. On Hopper a kernel starts while the one before still runs (programmatic dependent launch), asks its
-first weights into L2, and only then waits for its input.
+work, so none waits for a second wave. On Hopper a kernel starts while the one before still runs (programmatic dependent
+launch), asks its first weights into L2, and only then waits for its input.
 
 A row's result does not depend on how many rows share its call, within 1..16, 17..32 and 33..64 rows (8-bit: 65..128 too).
 
 Measured on an H200, one row: qkv 11.9 us, wo 7.2, gate 36.5, w2 14.1 before tiles began at different steps; 64 rows: gate 29.5
 (80 % of the bandwidth). A norm fused into a product of one row cost 6 us more than one before it: every program reads all of x.
+Weights through the tensor copy engine, larger requests to L2, and asking ahead in the loop gained 1 % at best: they are gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from duetts.kernels import streaming
 
@@ -46,10 +45,7 @@ class Config(NamedTuple):
     warps: int
     stages: int
     prefetch: int  # steps asked into L2 before the kernel before has ended
-    unit: int = 64  # bytes that one such request is for; 0 = a bulk request per half row
-    rolling: bool = False  # whether the loop keeps asking so far ahead
     dependent: bool = True  # programmatic dependent launch
-    bulk: bool = False  # whether weights come through Hopper's tensor copy engine, or thread by thread
     spread: bool = True  # whether tiles begin at different steps
 
 
@@ -188,16 +184,6 @@ def _ahead(config: Config, x: Tensor, weight: Tensor, block_k: int, steps: int, 
     return 1 << most.bit_length() - 1 if most else 0
 
 
-def _tiles(x: Tensor, weight: Tensor | None, config: Config, block_k: int) -> TensorDescriptor | None:
-    """What the copy engine needs to know of a weight; None where it cannot serve."""
-    device = device_of(x)
-    if weight is None or not config.bulk or block_k > 256 or (device is not None and device.capability < (9, 0)):
-        return None
-    if weight.data_ptr() % 16 or weight.stride(0) * weight.element_size() % 16:
-        return None
-    return TensorDescriptor.from_tensor(weight, [config.block_n, block_k])
-
-
 def _product(
     x: Tensor, weight: Tensor, config: Config, *, other: Tensor | None = None, scale: Tensor | None = None,
     other_scale: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None,
@@ -215,11 +201,10 @@ def _product(
     sums = out if split == 1 else x.new_empty(split, num_rows, width, dtype=torch.float32)
     end = (scale, bias, residual)
     streaming.stream[grid](
-        x, weight, other, _tiles(x, weight, config, block_k), _tiles(x, other, config, block_k),
-        scale if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
+        x, weight, other, scale if split == 1 else None, other_scale, *(end[1:] if split == 1 else (None, None)),
         sums, num_rows, width, steps,
         K=inner, BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=block_k, SPLIT=split,
-        PREFETCH=ahead, UNIT=min(config.unit, config.step), ROLLING=config.rolling and ahead > 0, SPREAD=config.spread,
+        PREFETCH=ahead, SPREAD=config.spread,
         num_warps=config.warps, num_stages=num_stages, **_dependent(x, config),
     )  # fmt: skip
     if split > 1:

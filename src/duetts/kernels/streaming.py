@@ -16,32 +16,16 @@ def follow(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
-def _ask(weight, rows, column, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    BYTES: tl.constexpr = COLUMNS * weight.dtype.element_ty.primitive_bitwidth // 8
-    PARTS: tl.constexpr = 2 if UNIT == 0 else BYTES // UNIT
-    parts = tl.arange(0, PARTS)[None, :] * (COLUMNS // PARTS)
-    place = (weight + rows[:, None] + column + parts).to(tl.int64)
-    if UNIT == 0:
-        size = tl.full([BLOCK_N, PARTS], BYTES // PARTS, tl.int32)
-        asm: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
-        tl.inline_asm_elementwise(asm, "=r,l,r", [place, size], tl.int32, False, 1)
-    else:
-        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], tl.int32, False, 1)
+def _prefetch(weight, rows, column, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr):
+    """Asks part of each row into L2, 64 bytes at a time. Weights depend on no kernel, so this needs no waiting."""
+    PARTS: tl.constexpr = COLUMNS * weight.dtype.element_ty.primitive_bitwidth // 8 // 64
+    place = (weight + rows[:, None] + column + tl.arange(0, PARTS)[None, :] * (COLUMNS // PARTS)).to(tl.int64)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], tl.int32, False, 1)
 
 
 @triton.jit
-def _prefetch(weight, other, rows, column, BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
-    """Asks part of each row into L2. Weights depend on no kernel, so this needs no waiting."""
-    _ask(weight, rows, column, BLOCK_N, COLUMNS, UNIT)
-    if other is not None:
-        _ask(other, rows, column, BLOCK_N, COLUMNS, UNIT)
-
-
-@triton.jit
-def _weights(weight, tiles, rows, k, row, column, dtype: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
-    if tiles is not None:
-        values = tiles.load([row, column])
-    elif EVEN:
+def _weights(weight, rows, k, dtype: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
+    if EVEN:
         values = tl.load(weight + rows[:, None] + k[None, :])
     else:
         values = tl.load(weight + rows[:, None] + k[None, :], (k < K)[None, :], other=0.0)
@@ -68,9 +52,9 @@ def _silu(a):
 
 @triton.jit(do_not_specialize=["M", "steps"])
 def stream(
-    x, weight, other, tiles, other_tiles, scale, other_scale, bias, residual, out, M, N, steps,
+    x, weight, other, scale, other_scale, bias, residual, out, M, N, steps,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
-    PREFETCH: tl.constexpr, UNIT: tl.constexpr, ROLLING: tl.constexpr, SPREAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    PREFETCH: tl.constexpr, SPREAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """All products of this file. What a call lacks (gate, scale, bias, residual) is None and not compiled.
 
@@ -80,8 +64,7 @@ def stream(
     dtype: tl.constexpr = x.dtype.element_ty
     EVEN: tl.constexpr = K % BLOCK_K == 0
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = tl.program_id(1) * BLOCK_N
-    n = row + tl.arange(0, BLOCK_N)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(2) * tl.cdiv(steps, SPLIT)
     last = tl.minimum(first + tl.cdiv(steps, SPLIT), steps)
     shift = (tl.program_id(1) * steps // tl.num_programs(1)) % (last - first) if SPREAD else 0
@@ -91,7 +74,9 @@ def stream(
         gdc_launch_dependents()
     if PREFETCH > 0:
         begin = tl.minimum(first + shift, last - PREFETCH)
-        _prefetch(weight, other, rows, begin * BLOCK_K, BLOCK_N, PREFETCH * BLOCK_K, UNIT)
+        _prefetch(weight, rows, begin * BLOCK_K, BLOCK_N, PREFETCH * BLOCK_K)
+        if other is not None:
+            _prefetch(other, rows, begin * BLOCK_K, BLOCK_N, PREFETCH * BLOCK_K)
     if DEPENDENT:
         gdc_wait()
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -100,18 +85,13 @@ def stream(
         step = turn
         if SPREAD:
             step = tl.where(turn + shift < last, turn + shift, turn + shift - (last - first))
-        if ROLLING:
-            _prefetch(weight, other, rows, tl.minimum(step + PREFETCH, last - 1) * BLOCK_K, BLOCK_N, BLOCK_K, UNIT)
-        column = step * BLOCK_K
-        k = column + tl.arange(0, BLOCK_K)
+        k = step * BLOCK_K + tl.arange(0, BLOCK_K)
         mask = inside[:, None] if EVEN else inside[:, None] & (k < K)[None, :]
         values = tl.load(x + m[:, None] * K + k[None, :], mask, other=0.0)
         turned = tl.trans(values)
-        product = tl.dot(_weights(weight, tiles, rows, k, row, column, dtype, K, EVEN), turned, product, input_precision="ieee")
+        product = tl.dot(_weights(weight, rows, k, dtype, K, EVEN), turned, product, input_precision="ieee")
         if other is not None:
-            second = tl.dot(
-                _weights(other, other_tiles, rows, k, row, column, dtype, K, EVEN), turned, second, input_precision="ieee"
-            )
+            second = tl.dot(_weights(other, rows, k, dtype, K, EVEN), turned, second, input_precision="ieee")
     place = m.to(tl.int64)[None, :] * N + n[:, None]
     mask = inside[None, :] & (n < N)[:, None]
     if SPLIT > 1:
