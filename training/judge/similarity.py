@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from training.judge.references import FOLDER, clip_path
-from training.judge.sets import ORIGINAL, Line, findings, read_lines, takes, write_json
+from training.judge.sets import ORIGINAL, TAKES, Line, findings, read_lines, takes, write_json
 from training.report import say
 
 Vectors = dict[str, np.ndarray]
@@ -82,7 +82,7 @@ def say_cloning(found: dict[str, dict[str, Any]]) -> None:
 def say_takes(lines: list[Line], found: dict[str, float], vectors: Vectors) -> None:
     takes_found: dict[str, list[float]] = defaultdict(list)
     for file, value in found.items():
-        takes_found[file.removesuffix(".wav").rsplit("-", 1)[-1]].append(value)
+        takes_found[next(take for take in TAKES if file.endswith(f"-{take}.wav"))].append(value)
     for take, values in takes_found.items():
         say(f"{take}: similarity to the original mean {np.mean(values):.3f}, lowest {min(values):.3f} of {len(values)}")
     originals = [(line.speaker, vectors[name]) for line in lines if (name := f"{line.name}-{ORIGINAL}.wav") in vectors]
