@@ -1,5 +1,7 @@
 # The whole developer interface: setup, setup-ray, demo, test, test-slow, check, bench, judge.
 PYTHON ?= python3
+# Processes that share the tests, whole files each. 0 is one process: with 2 some tests still fail on a crowded machine.
+WORKERS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -30,7 +32,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: setup $(LISTENER) $(RAY)
 	$(BIN)/python -m pytest -m slow -rs
