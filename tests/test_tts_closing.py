@@ -81,3 +81,30 @@ def test_an_interrupt_ends_the_work(endless_folder: Path, monkeypatch: pytest.Mo
             timer.join()
             wait_until(lambda: tts._synthesizer.stats()["open"] == 0)
         assert tts._synthesizer.stats()["finished"] == {"aborted": 2}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the work is handed over", "after"])
+def test_an_interrupt_between_two_steps_ends_the_work(
+    endless_folder: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
+        hand_over = tts._loop.call_soon_threadsafe
+        calls: list[Any] = []
+
+        def interrupted(callback: Any, *arguments: Any) -> None:
+            calls.append(callback)
+            if len(calls) > 1:
+                hand_over(callback, *arguments)
+                return
+            if late:
+                hand_over(callback, *arguments)
+                wait_until(lambda: tts._synthesizer.stats()["running"])
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tts._loop, "call_soon_threadsafe", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tts.say("On and on.", max_new_tokens=900, temperature=0)
+        wait_until(lambda: tts._synthesizer.stats()["open"] == 0)
+        assert len(calls) >= 2
+        assert tts._synthesizer.stats()["finished"] == ({"aborted": 1} if late else {})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,38 @@ class Audio:
 def resolve_model(model: str | Path | None, revision: str | None = None) -> Path:
     """The folder of a path or hub id; None and "duetts-mini" are the embedded model."""
     return mini_folder() if model is None or str(model) == MODEL_ID else find_model(str(model), revision)
+
+
+@dataclass(eq=False)
+class _Call(Generic[T]):
+    """Work on the loop's thread. Both methods run there; it may be given up before it has begun."""
+
+    work: Coroutine[Any, Any, T]
+    result: Future[T] = field(default_factory=Future)
+    _task: asyncio.Task[T] | None = None
+    _given_up: bool = False
+
+    def begin(self) -> None:
+        if self._given_up:
+            self.work.close()
+            return
+        self._task = asyncio.get_running_loop().create_task(self.work)
+        self._task.add_done_callback(self._end)
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self._task is None:
+            self.work.close()
+        else:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.result.cancel()
+        elif (error := task.exception()) is not None:
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(task.result())
 
 
 class TTS:
@@ -131,13 +163,15 @@ class TTS:
         if self._closed:
             work.close()
             raise NotReady("this TTS is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        call = _Call(work)
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(call.begin)
+            return call.result.result()
         except CancelledError as error:
             raise Aborted("the TTS was closed") from error
         finally:
-            future.cancel()  # ends the work after an interrupt; nothing otherwise
+            if not call.result.done():  # an interrupt, which may come at any point above
+                self._loop.call_soon_threadsafe(call.give_up)
 
     async def _collect(self, request: SpeechRequest) -> Audio:
         speech = await self._synthesizer.start(request)
