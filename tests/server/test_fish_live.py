@@ -22,7 +22,7 @@ from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import LIMITS, Door
 from tests.server.sine import FRAME, RATE, Knobs, SineService, hum
 from tests.server.test_outcomes import outcome_of
-from tests.server.test_websocket import hurried  # noqa: F401 a fixture
+from tests.server.test_websocket import hurried, stopping  # noqa: F401 fixtures
 from tests.waiting import LIMIT_S, until
 
 SENTENCE = 2 * 3 * FRAME  # bytes of PCM
@@ -344,9 +344,8 @@ async def test_idle_sockets_end_also_in_the_midst_of_an_utterance(hurried: tuple
         assert (await waiting.closed())[0] == 4409
 
 
-async def test_a_server_that_stops_finishes_utterances(hurried: tuple[int, SineService]) -> None:  # noqa: F811
-    port, service = hurried
-    service.reset()
+async def test_a_server_that_stops_finishes_utterances(stopping: tuple[int, SineService]) -> None:  # noqa: F811
+    port, service = stopping
     service.knobs = Knobs(num_chunks=20, chunk_wait_s=0.02)
     async with live(port) as idle, live(port) as busy:
         await busy.start(text="One.")

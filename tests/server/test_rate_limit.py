@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -188,7 +188,8 @@ def test_a_live_socket_counts_its_starts() -> None:
             told = []
             for _ in range(2):
                 socket.send(ormsgpack.packb({"event": "start", "request": {"text": "Hi."}}))
-                socket.send(ormsgpack.packb({"event": "stop"}))
+                with suppress(ConnectionClosed):  # the second start may have been answered already
+                    socket.send(ormsgpack.packb({"event": "stop"}))
                 while (answer := ormsgpack.unpackb(socket.recv(LIMIT_S)))["event"] != "finish":  # type: ignore[arg-type]
                     pass
                 told.append(answer)

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from duetts.audio.formats import FORMATS
-from duetts.config import ServerConfig
+from duetts.config import Limits, ServerConfig
 from duetts.errors import EngineFailure, Overloaded
 from duetts.server import frames
 from duetts.server.app import create_app
@@ -502,28 +502,44 @@ async def test_large_messages_end_the_session(door: Door, size: int) -> None:
         assert (await client.closed())[0] == 1009
 
 
-@pytest.fixture(scope="module")
-def hurried() -> Iterator[tuple[int, SineService]]:
-    """A server of little patience."""
-    service = SineService(HURRIED)
-    app = create_app(service, ServerConfig((NATIVE,), limits=HURRIED))
+@contextmanager
+def drainable(limits: Limits) -> Iterator[tuple[int, SineService]]:
+    """A server that drains from the moment somebody asks for /drain."""
+    service = SineService(limits)
+    app = create_app(service, ServerConfig((NATIVE,), limits=limits))
     draining: dict[str, asyncio.Event] = {}
 
-    async def drainable(scope: Any, receive: Any, send: Any) -> None:
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
         draining.setdefault("event", asyncio.Event())
         if scope["type"] == "http" and scope["path"] == "/drain":
             draining["event"].set()
         scope["state"] = {"draining": draining["event"]}
         await app(scope, receive, send)
 
-    server = uvicorn.Server(uvicorn.Config(drainable, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(outer, port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1], service
-    server.should_exit = True
-    thread.join()
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1], service
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Iterator[tuple[int, SineService]]:
+    """A server of little patience."""
+    with drainable(HURRIED) as found:
+        yield found
+
+
+@pytest.fixture
+def stopping() -> Iterator[tuple[int, SineService]]:
+    """One of ordinary patience."""
+    with drainable(LIMITS) as found:
+        yield found
 
 
 async def test_a_silent_client_is_not_waited_for(hurried: tuple[int, SineService]) -> None:
@@ -585,10 +601,8 @@ async def test_the_path_may_end_with_a_slash_and_others_are_refused(door: Door) 
                 pass
 
 
-async def test_a_server_that_stops_lets_sessions_finish(hurried: tuple[int, SineService]) -> None:
-    """The last test of this server: from now on it stops."""
-    port, service = hurried
-    service.reset()
+async def test_a_server_that_stops_lets_sessions_finish(stopping: tuple[int, SineService]) -> None:
+    port, service = stopping
     async with opened(port) as idle, opened(port) as busy:
         for client in (idle, busy):
             await client.say("session.config", response_format="pcm")
