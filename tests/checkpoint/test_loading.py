@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from duetts.checkpoint import Model, find_model, load_model, read_configs
+from duetts.checkpoint import Model, find_model, load_codec, load_dual_ar, load_model, read_configs
 from duetts.checkpoint_files import INDEX_NAME
 from duetts.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from duetts.model_config import CodecConfig, ModelConfig
@@ -57,6 +57,14 @@ def split_into_shards(folder: Path, count: int) -> dict[str, str]:
 
 
 # -- forms ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dummy_seed", [None, 3])
+def test_a_half_has_the_weights_that_it_has_beside_the_other(tiny_folder: Path, dummy_seed: int | None) -> None:
+    whole = load(tiny_folder, dummy_seed=dummy_seed)
+    dual_ar = load_dual_ar(tiny_folder, device=CPU, dtype=torch.float32, dummy_seed=dummy_seed)
+    codec = load_codec(tiny_folder, device=CPU, dtype=torch.float32, dummy_seed=dummy_seed)
+    assert_same(whole, Model(whole.config, whole.codec_config, dual_ar, codec))
 
 
 def test_shards_equal_one_file(copy: Path, tiny_folder: Path) -> None:

@@ -14,20 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
+from duetts.checkpoint import load_codec
 from duetts.config import ProcessConfig
 from duetts.engine.remote import RemoteSpeaker
 from duetts.errors import ConfigError, EngineFailure, NotReady, Overloaded
 from duetts.types import Chunk, Outcome, Utterance
 from tests.waiting import LIMIT_S, until
 
-from .test_process import ENGINE, LONG, WAVE, alone, work
+from .test_process import ENGINE as ROOMY
+from .test_process import LONG, WAVE, alone, work
 from .test_remote import gone, temporary
 from .test_remote_link import collect
 
 __all__ = ["alone", "temporary"]  # fixtures
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+# Two places and four streams of the codec: of eight requests no more than four can be held by it.
+ENGINE = replace(ROOMY, max_num_seqs=2, max_queue=14)
+HELD = 4
 CONFIG = ProcessConfig(codec_device="cpu", silence_s=3.0, stuck_s=20.0, restart_s=0.1, wait_s=60.0)
 
 
@@ -59,7 +65,7 @@ async def idle(speaker: RemoteSpeaker) -> None:
     )
 
 
-async def test_the_same_bytes_as_on_one_device(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
+async def test_the_same_bytes_as_on_one_device(apart: RemoteSpeaker, alone: dict[int, bytes], endless_folder: Path) -> None:
     """Streamed and whole, in company; and a reference has the same codes."""
     items = work(8)
     assert {item.streaming for item in items} == {True, False}
@@ -70,7 +76,8 @@ async def test_the_same_bytes_as_on_one_device(apart: RemoteSpeaker, alone: dict
         pcm, _ = await collect(apart, replace(item, streaming=not item.streaming))
         assert pcm == alone[item.seed][: len(pcm)]
     assert (await apart.encode_reference(WAVE)).tobytes() == alone[-1]
-    assert apart.info.codec_id
+    own = load_codec(endless_folder, device=torch.device("cpu"), dtype=torch.float32)
+    assert apart.info.codec_id == own.encoding_id()  # so that codes of voices stay good
     assert (apart.info.codec_device, apart.info.repeats) == ("cpu", True)
     await idle(apart)
     assert codec(apart)["role"] == "codec"
@@ -94,26 +101,26 @@ def lost(items: list[Utterance], done: list[tuple[bytes, Outcome]], alone: dict[
 
 
 async def speaking(speaker: RemoteSpeaker, items: list[Utterance]) -> "list[asyncio.Task[tuple[bytes, Outcome]]]":
-    """These, when each that has a place is being decoded."""
+    """These, when the first are being decoded."""
     calls = codec(speaker)["calls"]
     tasks = [asyncio.ensure_future(collect(speaker, item)) for item in items]
-    await until(lambda: engine(speaker)["running"] == min(4, len(items)) and codec(speaker)["calls"] > calls + 4)
+    await until(lambda: codec(speaker)["calls"] > calls + 2)
     return tasks
 
 
 async def test_a_killed_codec_costs_the_streams_that_it_held(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
     """They fail visibly. Those in line, the engine and its next requests lose nothing."""
     await idle(apart)
-    pid, starts = engine(apart)["pid"], codec(apart)["starts"]
+    pid, start_s, starts = engine(apart)["pid"], engine(apart)["start_s"], codec(apart)["starts"]
     items = work(8, frames=LONG)
     running = await speaking(apart, items)
     os.kill(codec(apart)["pid"], signal.SIGKILL)
     done = await asyncio.wait_for(asyncio.gather(*running), LIMIT_S)
     failed = lost(items, done, alone)
-    assert 1 <= len(failed) <= 4
+    assert 1 <= len(failed) <= HELD
     assert all("codec" in str(done[index][1].error) for index in failed)
     await idle(apart)
-    assert (engine(apart)["pid"], codec(apart)["starts"]) == (pid, starts + 1)
+    assert (engine(apart)["pid"], engine(apart)["start_s"], codec(apart)["starts"]) == (pid, start_s, starts + 1)
     again = await asyncio.gather(*(collect(apart, item) for item in items))
     assert [pcm for pcm, _ in again] == [alone[item.seed] for item in items]
 
@@ -121,7 +128,7 @@ async def test_a_killed_codec_costs_the_streams_that_it_held(apart: RemoteSpeake
 async def test_a_killed_engine_takes_its_codec_along_and_both_come_back(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
     await idle(apart)
     pids, starts = (engine(apart)["pid"], codec(apart)["pid"]), engine(apart)["starts"]
-    items = work(4, frames=LONG)
+    items = work(8, frames=LONG)
     running = await speaking(apart, items)
     os.kill(pids[0], signal.SIGKILL)
     assert lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone)
@@ -135,15 +142,16 @@ async def test_a_killed_engine_takes_its_codec_along_and_both_come_back(apart: R
 async def test_a_codec_that_stands_still_gets_no_more_than_its_credit(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
     """The engine speaks on and keeps the frames; when the codec goes on, nothing is missing."""
     await idle(apart)
-    items = work(4, frames=LONG)
+    items = work(8, frames=LONG)
     before = engine(apart)["frames"]
     running = await speaking(apart, items)
     stopped = codec(apart)
     os.kill(stopped["pid"], signal.SIGSTOP)
     try:
-        await until(lambda: engine(apart)["frames"] == before + 4 * LONG)  # all are drawn, and wait
-        assert engine(apart)["decoding"] == 4
-        assert not any(task.done() for task in running)
+        await until(lambda: engine(apart)["frames"] == before + 8 * LONG)  # all are drawn, and wait
+        waiting = [task for task in running if not task.done()]
+        assert waiting
+        assert engine(apart)["decoding"] >= len(waiting)
     finally:
         os.kill(stopped["pid"], signal.SIGCONT)
     assert lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone) == []
@@ -170,12 +178,12 @@ async def test_other_engines_and_their_codecs_go_on(endless_folder: Path, alone:
     """Two engines; then all processes end with the speaker, and nothing is left of them."""
     speaker = await RemoteSpeaker.start(endless_folder, ENGINE, replace(CONFIG, engines=2))
     try:
-        items = [replace(item, voice_key="") for item in work(8, frames=LONG)]
+        items = [replace(item, voice_key="") for item in 2 * work(8, frames=LONG)]
         running = [asyncio.ensure_future(collect(speaker, item)) for item in items]
         each = speaker.stats()["engines"]
-        await until(lambda: all(one["codec"]["calls"] > 4 for one in speaker.stats()["engines"]))
+        await until(lambda: all(one["codec"]["calls"] > 3 for one in speaker.stats()["engines"]))
         os.kill(each[0]["codec"]["pid"], signal.SIGKILL)
-        assert 1 <= len(lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone)) <= 4
+        assert 1 <= len(lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone)) <= HELD
         assert [one["starts"] for one in speaker.stats()["engines"]] == [1, 1]
         assert speaker.stats()["engines"][1]["codec"]["starts"] == 1
         await until(lambda: all(one["state"] == one["codec"]["state"] == "ready" for one in speaker.stats()["engines"]))

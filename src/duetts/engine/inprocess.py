@@ -221,7 +221,7 @@ def begin(device: torch.device, config: EngineConfig) -> None:
     """What a thread that computes begins with. Each has a GPU of its own that is meant where none is named."""
     if device.type == "cpu":
         torch.set_num_threads(config.cpu_threads)
-    else:
+    elif device.index is not None:
         torch.cuda.set_device(device)
 
 
