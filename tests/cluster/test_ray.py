@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
@@ -41,6 +43,7 @@ def fleet(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with cluster(
         model=str(tiny_folder), served_model_name=NATIVE, device="cpu", cpu_threads=1, max_num_seqs=PLACES, max_queue=LINE,
         max_replicas=2, scale_up_after=2, scale_down_after=4, voices_dir=str(folder / "voices"), drain_timeout=60,
+        socket_idle=300,
     ) as running:  # fmt: skip
         yield running
 
@@ -162,7 +165,10 @@ def test_it_grows_under_load_and_shrinks_after_it(fleet: Running) -> None:
     crowd = Load(fleet.address, 10, expected)
     try:
         grown = fleet.until(2, 90)
-        time.sleep(3)  # both speak
+        time.sleep(5)
+        told = [sample for family in families(fleet.http.get("/metrics").text) for sample in family.samples]
+        frames = {one.labels["replica"]: one.value for one in told if one.name == "duetts:frames_generated_total"}
+        assert sum(count > 60 for count in frames.values()) == 2, frames  # both speak, wherever the proxy is
     finally:
         crowd.end()
     few = Load(fleet.address, 1, expected)
@@ -206,6 +212,36 @@ def ask_all_around(fleet: Running) -> None:
             target.speak(input="Hi.", voice="carol", max_new_tokens=20)
     for _ in range(6):
         assert target.post({"input": "Hi.", "voice": "carol"}).status_code == 400
+
+
+async def test_idle_sockets_do_not_hold_up_a_replica_that_goes(fleet: Running) -> None:
+    """Sockets that speak nothing at both replicas: those of the one that goes are closed long before it must go."""
+    await asyncio.to_thread(fleet.only_engine)
+    expected = (await asyncio.to_thread(fleet.http.post, SPEECH, json=LONG)).content
+    crowd, few = Load(fleet.address, 8, expected), Load(fleet.address, 3, expected)
+    async with AsyncExitStack() as stack:
+        try:
+            await asyncio.to_thread(fleet.until, 2, 90)
+            await asyncio.to_thread(crowd.end)
+            sockets = [await stack.enter_async_context(socket_at(fleet)) for _ in range(8)]
+            for socket in sockets:
+                await converse(socket)
+        finally:
+            await asyncio.to_thread(crowd.end)
+            await asyncio.to_thread(few.end)
+        await asyncio.to_thread(fleet.until, 1, 90)
+        began = time.monotonic()
+        await asyncio.to_thread(fleet.only_engine)
+        gone_s = time.monotonic() - began
+        closed = [socket for socket in sockets if socket.close_code is not None]
+        assert {socket.close_code for socket in closed} == {1001}
+        left = [socket for socket in sockets if socket.close_code is None]
+        assert left
+        for socket in left:
+            assert await converse(socket)
+    print(f"{len(closed)} sockets closed, {len(left)} went on; the replica was gone after {gone_s:.0f} s")
+    assert gone_s < 40  # of the 60 that it has
+    assert crowd.failures == few.failures == []
 
 
 def test_an_engine_that_dies_is_back(fleet: Running) -> None:

@@ -102,6 +102,7 @@ def options(fleet: Fleet, settings: ReplicaSettings) -> dict[str, Any]:
         "max_ongoing_requests": max(MOST, 2 * engines * (settings.engine.max_num_seqs + settings.engine.max_queue)),
         "max_queued_requests": MOST_WAITING,
         "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_S},
+        "request_router_config": {"request_router_class": "duetts.cluster.routing.FewerOfTwo"},
         "health_check_period_s": LOOK_S,
         "health_check_timeout_s": 30.0,
         "graceful_shutdown_wait_loop_s": 0.5,
