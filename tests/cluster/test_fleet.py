@@ -7,6 +7,7 @@ import pytest
 
 from duetts.cluster.fleet import DRAIN_S, Fleet, read_line
 from duetts.errors import ConfigError
+from tests.test_cli import duetts_here
 
 
 def test_arguments_are_divided() -> None:
@@ -75,3 +76,9 @@ def test_profiles_are_for_the_machine_of_the_replica() -> None:
 def test_there_is_more_time_to_drain_than_for_a_server_unless_somebody_says() -> None:
     assert read_line({})[0].drain_s == DRAIN_S
     assert read_line({"drain_timeout": 7})[0].drain_s == 7.0
+
+
+def test_numbers_of_replicas_are_for_ray() -> None:
+    run = duetts_here("serve", "--max-replicas", "2")
+    assert run.returncode == 2
+    assert "--max-replicas and --gpus-per-replica are for --ray" in run.stderr

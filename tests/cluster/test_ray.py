@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
@@ -24,7 +26,7 @@ from tests.conformance.cases import LONG_TEXT
 from tests.conformance.target import Target
 from tests.server.test_events import events_of, joined
 
-from .running import Running, cluster
+from .running import MARK, VARIABLES, Running, cluster, marked
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed: make setup-ray", allow_module_level=True)
@@ -272,3 +274,43 @@ def _speaks_again(fleet: Running) -> None:
         assert answer.status_code in (500, 503), answer.text
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.5)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_starts_and_ends_it(tiny_folder: Path, tmp_path: Path) -> None:
+    """`duetts serve --ray` on this machine alone: flags and variables, and an orderly end in the middle of a stream."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    mark = uuid.uuid4().hex
+    variables = {**os.environ, **VARIABLES, MARK: mark, "DUETTS_MAX_NUM_SEQS": "3", "DUETTS_VOICES_DIR": str(tmp_path)}
+    flags = ["--ray", "--port", port, "--device", "cpu", "--cpu-threads", "1", "--served-model-name", NATIVE]
+    command = [sys.executable, "-m", "duetts", "serve", str(tiny_folder), *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
+    assert process.stderr is not None
+    try:
+        log = [next(line for line in process.stderr if "by Ray Serve" in line)]
+        reader = threading.Thread(target=lambda: log.extend(process.stderr or []))
+        reader.start()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
+            assert "duetts:num_places" in (numbers := http.get("/metrics").text)
+            assert next(line for line in numbers.splitlines() if line.startswith("duetts:num_places")).endswith(" 3.0")
+            expected = http.post(SPEECH, json=LONG).content
+            with http.stream("POST", SPEECH, json=LONG) as answer:
+                parts = answer.iter_raw()
+                audio = next(parts)
+                process.send_signal(signal.SIGTERM)
+                assert audio + b"".join(parts) == expected
+        assert process.wait(90) == 0, "".join(log[-40:])
+        reader.join(30)
+        deadline = time.monotonic() + 20
+        while left := list(marked(mark)):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        for pid, _ in marked(mark):
+            os.kill(pid, signal.SIGKILL)
