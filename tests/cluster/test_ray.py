@@ -22,9 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
+from duetts.voices.objects import FRESH_S
 from tests.conformance.cases import LONG_TEXT
 from tests.conformance.target import Target
 from tests.server.test_events import events_of, joined
+from tests.voices.buckets import s3
 
 from .running import MARK, VARIABLES, Running, cluster, marked
 
@@ -274,6 +276,28 @@ def _speaks_again(fleet: Running) -> None:
         assert answer.status_code in (500, 503), answer.text
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.5)
+
+
+def test_voices_in_an_object_store_are_those_of_all_replicas(tiny_folder: Path) -> None:
+    """Two replicas from the start, and S3 as moto answers it."""
+    with (
+        s3() as url,
+        cluster(
+            model=str(tiny_folder), served_model_name=NATIVE, device="cpu", cpu_threads=1, max_num_seqs=PLACES, max_queue=LINE,
+            min_replicas=2, voices_dir=url,
+        ) as fleet,
+    ):  # fmt: skip
+        assert len(fleet.replicas()) == 2
+        command = [sys.executable, "-m", "tests.conformance", fleet.address, "--case", "21", "--case", "22"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert result.returncode == 0, result.stdout
+        target = Target(fleet.http, NATIVE)
+        with target.voice("carol"):
+            for _ in range(6):
+                target.speak(input="Hi.", voice="carol", max_new_tokens=20)
+        time.sleep(FRESH_S)
+        for _ in range(6):
+            assert target.post({"input": "Hi.", "voice": "carol"}).status_code == 400
 
 
 # -- the command ---------------------------------------------------------------------------------------------------------
