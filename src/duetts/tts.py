@@ -104,7 +104,7 @@ class TTS:
         folder = resolve_model(model)
         speaker = start_speaker(folder, EngineConfig(device=device, **engine))
         self._synthesizer = Synthesizer(folder, speaker, limits, voices)
-        self._closed = False
+        self._closed, self._handing_over = False, threading.Lock()  # nothing is handed to a loop that stops
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="duetts-tts", daemon=True)
         self._thread.start()
@@ -136,9 +136,10 @@ class TTS:
 
     def close(self) -> None:
         """Ends what still runs, in other threads too, and frees the model. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._handing_over:
+            if self._closed:
+                return
+            self._closed = True
         asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -160,18 +161,22 @@ class TTS:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work on the loop's thread. Raises `NotReady` after `close`, `Aborted` if it came in between."""
-        if self._closed:
-            work.close()
-            raise NotReady("this TTS is closed")
         call = _Call(work)
         try:
-            self._loop.call_soon_threadsafe(call.begin)
+            with self._handing_over:
+                if self._closed:
+                    call.give_up()
+                    call.result.cancel()
+                    raise NotReady("this TTS is closed")
+                self._loop.call_soon_threadsafe(call.begin)
             return call.result.result()
         except CancelledError as error:
             raise Aborted("the TTS was closed") from error
         finally:
             if not call.result.done():  # an interrupt, which may come at any point above
-                self._loop.call_soon_threadsafe(call.give_up)
+                with self._handing_over:
+                    if not self._closed:  # else it is being ended anyhow
+                        self._loop.call_soon_threadsafe(call.give_up)
 
     async def _collect(self, request: SpeechRequest) -> Audio:
         speech = await self._synthesizer.start(request)
