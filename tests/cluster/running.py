@@ -21,6 +21,7 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # this keeps nodes on loopback
     "RAY_DEDUP_LOGS": "0",
+    "RAY_AUTH_MODE": "disabled",  # else Ray keeps a token in the user's home
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 
