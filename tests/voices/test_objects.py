@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from duetts.voices.objects import FRESH_S, OUTAGE_S, ObjectVoices, open_store
 from duetts.voices.store import RECORD, UNFINISHED_S, VoiceStore
 from tests.inputs import REF_TEXT
 from tests.voices.buckets import KINDS, Between, Killed, a_bucket
-from tests.voices.test_library import CLIP, Bench
+from tests.voices.test_library import CLIP, OTHER, Bench
 from tests.voices.test_store import CODES, a_voice
 
 FOLDER = folder_name("Anna")
@@ -263,6 +264,37 @@ def test_a_process_that_is_killed_leaves_a_whole_voice(tmp_path: Path) -> None:
             assert is_whole(url)
 
 
+class Changed(Bucket):
+    """A bucket whose driver puts objects in another way."""
+
+    def __init__(self, url: str, put: Callable[[Any, str, bytes, str], None]) -> None:
+        super().__init__(url)
+        files = self._files
+
+        class Files:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(files, name)
+
+            def pipe_file(self, path: str, content: bytes, mode: str, **_: object) -> None:
+                put(files, path, content, mode)
+
+        self._files = Files()
+
+
+def test_a_voice_whose_answer_was_lost_is_there_and_whole(memory: str) -> None:
+    def put(files: Any, path: str, content: bytes, mode: str) -> None:
+        files.pipe_file(path, content)
+        if mode == "create":
+            files.pipe_file(path, content, mode=mode)  # the driver tries again, and its own object is in the way
+
+    put_twice = ObjectVoices(Changed(memory, put), 10, 1 << 20)
+    added = put_twice.add(a_voice(audio=b"mine"), b"mine", replace=False)
+    assert is_whole(memory) == "mine"
+    assert voices_at(memory).find("anna") == added
+    with pytest.raises(VoiceExists):
+        voices_at(memory).add(a_voice(audio=b"other"), b"other", replace=False)
+
+
 def test_rubbish_goes_with_time_and_nothing_else_does(tmp_path: Path) -> None:
     with a_bucket("shelf", tmp_path) as url:
         bucket, store = Bucket(url), voices_at(url)
@@ -390,6 +422,39 @@ async def test_two_libraries_share_voices(memory: str, tmp_path: Path) -> None:
     await other.remove("berta")
     with pytest.raises(VoiceNotFound):
         await one.get("berta")
+
+
+def libraries(url: str, folder: Path, default_voice: str = "none") -> list[VoiceLibrary]:
+    """Two replicas that share a store."""
+    info = SpeakerInfo("fake", 44100, 2048, 4, 1024, weights="trained", codec_id="codec")
+    config = VoicesConfig(url, default_voice=default_voice, share_audio=True)
+    benches = [Bench(folder / name) for name in ("one", "other")]
+    return [VoiceLibrary(config, folder / "presets", info, bench.references, bench) for bench in benches]
+
+
+async def test_a_voice_that_was_just_listed_and_then_changed_elsewhere_is_no_damaged_one(memory: str, tmp_path: Path) -> None:
+    one, other = libraries(memory, tmp_path)
+    await one.add(VoiceDraft("Anna", CLIP, REF_TEXT), replace=False)
+    assert await other.all()
+    await one.add(VoiceDraft("Anna", CLIP, "Other words."), replace=True)
+    spoken = await other.choose("anna", "voice", or_default=False)
+    assert spoken is not None
+    assert spoken.transcript == "Other words."
+    await one.add(VoiceDraft("Anna", OTHER, REF_TEXT), replace=True)
+    assert await other.audio("anna") == OTHER
+    await one.add(VoiceDraft("Berta", CLIP, REF_TEXT), replace=False)
+    assert await other.all()
+    await one.remove("berta")
+    with pytest.raises(VoiceExists):
+        await other.change("berta", tags="seen before it went")
+    with pytest.raises(VoiceNotFound):
+        await other.change("berta", tags="seen that it went")
+    await one.add(VoiceDraft("Carla", CLIP, REF_TEXT), replace=False)
+    assert await other.all()
+    await one.remove("carla")
+    with pytest.raises(InvalidRequest) as failure:
+        await other.choose("carla", "voice", or_default=False)
+    assert failure.value.code == "unknown_voice"
 
 
 async def test_consents_are_shared(url: str) -> None:

@@ -227,7 +227,7 @@ class VoiceLibrary:
             try:
                 return await self._openings.run(stored.revision, partial(self._load, stored))
             except FileNotFoundError:  # replaced or removed meanwhile
-                continue
+                self._store.forget(name)
         raise StorageFailure("this voice is damaged: its clip is missing")
 
     async def _load(self, stored: KeptVoice) -> SpokenVoice:
@@ -280,7 +280,7 @@ class VoiceLibrary:
             try:
                 return await self._threads.run(stored.audio)
             except FileNotFoundError:
-                continue
+                self._store.forget(name)
         raise StorageFailure("this voice is damaged: its clip is missing")
 
     async def _one(self, name: str) -> KeptVoice:
@@ -329,6 +329,7 @@ class VoiceLibrary:
         try:
             audio = await self._threads.run(stored.audio)
         except FileNotFoundError:
+            self._store.forget(name)
             raise VoiceExists(f"somebody else is changing the voice {name[:64]!r}") from None
         codes = await self._threads.run(stored.codes, codec_id) if codec_id else None
         await self._threads.run(self._store.add, changed, audio, codec_id, codes, replace=not moves, bounded=False)

@@ -115,6 +115,10 @@ class ObjectVoices:
                 raise
             return seen.voice
 
+    def forget(self, name: str) -> None:
+        """Lets the next `find` look, because an object of the voice was not there any more."""
+        self._seen.pop(folder_name(name), None)
+
     def holds(self, name: str) -> bool:
         """Whether the name is taken, be it by a damaged record."""
         try:

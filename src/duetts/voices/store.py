@@ -166,6 +166,9 @@ class VoiceStore:
         """The voice of a name in any spelling. Looking costs so little here that it is always done."""
         return None if name_problem(name) else self._look(folder_name(name))
 
+    def forget(self, name: str) -> None:
+        """Nothing: the next `find` looks anyway."""
+
     def holds(self, name: str) -> bool:
         """Whether the name is taken, be it by a damaged folder."""
         return (self._folder / folder_name(name)).is_dir()
