@@ -26,6 +26,7 @@ DuettsError
 │   ├── EmptyGeneration       the model ended before the first frame
 │   └── EngineFailure         a step failed; the request is lost, the server goes on
 ├── StorageFailure            the disk did not take or give what is stored
+│   └── StoreUnreachable      an object store did not answer; it may do so later
 ├── Overloaded                the queue is full; carries a retry time
 │   └── RateLimited           whoever asks has asked too often
 ├── NotReady                  loading or dead; carries a retry time if one is known
@@ -138,6 +139,10 @@ class ProtectedVoice(InvalidRequest):
 
 class StorageFailure(DuettsError):
     """What is stored cannot be written or read: a full or read-only disk, or damaged files. Messages name no path."""
+
+
+class StoreUnreachable(StorageFailure):
+    """An object store does not answer, or not with what was asked for. Trying again later may help."""
 
 
 class RequestEnded(DuettsError):

@@ -18,6 +18,8 @@ from duetts.errors import (
     EngineFailure,
     NotReady,
     Overloaded,
+    StorageFailure,
+    StoreUnreachable,
 )
 from duetts.server import app
 from tests.server.conftest import Door, error_of
@@ -33,6 +35,8 @@ ERRORS: list[tuple[Exception, int, str, dict[str, str]]] = [
     (DeadlineExceeded("too slow"), 504, "deadline_exceeded", {"x-should-retry": "false"}),
     (EmptyGeneration("nothing"), 500, "empty_generation", {"x-should-retry": "false"}),
     (EngineFailure("secret"), 500, "internal_error", {}),
+    (StorageFailure("the disk is full"), 500, "internal_error", {"x-should-retry": "false"}),
+    (StoreUnreachable("no answer"), 503, "store_unreachable", {"retry-after": "5"}),
     (DuettsError("secret"), 500, "internal_error", {"x-should-retry": "false"}),
     (ValueError("secret"), 500, "internal_error", {"x-should-retry": "false"}),
 ]

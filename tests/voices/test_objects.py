@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from duetts.config import VoicesConfig
-from duetts.errors import ConfigError, InvalidRequest, StorageFailure, VoiceExists, VoiceNotFound
+from duetts.errors import ConfigError, InvalidRequest, StorageFailure, StoreUnreachable, VoiceExists, VoiceNotFound
 from duetts.types import SpeakerInfo, VoiceDraft
 from duetts.voices.bucket import Bucket, located
 from duetts.voices.consents import ConsentStore
@@ -27,7 +27,7 @@ from duetts.voices.objects import FRESH_S, OUTAGE_S, ObjectVoices, open_store
 from duetts.voices.store import RECORD, UNFINISHED_S, VoiceStore
 from tests.inputs import REF_TEXT
 from tests.voices.buckets import KINDS, Between, Killed, a_bucket
-from tests.voices.test_library import CLIP, OTHER, Bench
+from tests.voices.test_library import CLIP, OTHER, Bench, preset
 from tests.voices.test_store import CODES, a_voice
 
 FOLDER = folder_name("Anna")
@@ -366,6 +366,7 @@ def test_known_voices_outlast_an_outage_for_a_while(memory: str) -> None:
                  lambda: store.add(a_voice("Bob"), b"clip", replace=False), added.audio):  # fmt: skip
         with pytest.raises(StorageFailure) as failure:
             work()
+        assert isinstance(failure.value, StoreUnreachable)
         assert "secret" not in str(failure.value)
     assert added.codes("codec") is None
     added.keep_codes("codec", CODES)
@@ -374,6 +375,54 @@ def test_known_voices_outlast_an_outage_for_a_while(memory: str) -> None:
         store.find("anna")
     bucket.down = False
     assert store.find("anna") == added
+
+
+def test_what_a_store_does_not_allow_is_not_tried_again(memory: str) -> None:
+    def put(*_: object) -> None:
+        raise PermissionError("s3://secret-bucket")
+
+    with pytest.raises(StorageFailure) as failure:
+        ObjectVoices(Changed(memory, put), 10, 1 << 20).add(a_voice(), b"clip", replace=False)
+    assert not isinstance(failure.value, StoreUnreachable)
+    assert "secret" not in str(failure.value)
+
+
+async def test_without_a_store_servers_start_and_speak_what_they_have(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duetts.voices.objects.located", lambda place: Unreachable(place) if place == memory else place)
+    monkeypatch.setattr(Unreachable, "down", True)
+    preset(tmp_path, "Bert", default=True)
+    for default in ("auto", "bert"):
+        for library in libraries(memory, tmp_path, default):
+            await library.prepare()
+            for name in ("bert", ""):
+                spoken = await library.choose(name, "voice", or_default=False)
+                assert spoken is not None
+                assert spoken.name == "Bert"
+            assert (await library.get("bert")).origin == "preset"
+            for name in ("anna", "carla"):
+                with pytest.raises(StoreUnreachable):
+                    await library.choose(name, "voice", or_default=False)
+
+
+async def test_the_default_voice_comes_with_the_store_and_outlasts_it(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duetts.voices.objects.located", lambda place: Unreachable(place) if place == memory else place)
+    monkeypatch.setattr(Unreachable, "down", True)
+    library, _ = libraries(memory, tmp_path, "anna")
+    await library.prepare()
+    with pytest.raises(StoreUnreachable):
+        await library.choose("", "voice", or_default=False)
+    monkeypatch.setattr(Unreachable, "down", False)
+    await library.add(VoiceDraft("Anna", CLIP, REF_TEXT), replace=False)
+    await library.prepare()
+    monkeypatch.setattr(Unreachable, "down", True)
+    library._store.forget("anna")  # as after ten minutes
+    spoken = await library.choose("default", "voice", or_default=False)
+    assert spoken is not None
+    assert spoken.name == "Anna"
 
 
 # -- which place is which

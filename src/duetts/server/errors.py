@@ -30,6 +30,7 @@ from duetts.errors import (
     ProtectedVoice,
     RateLimited,
     StorageFailure,
+    StoreUnreachable,
     UnknownKey,
     UnknownModel,
     UnknownSpeech,
@@ -38,7 +39,7 @@ from duetts.errors import (
     VoiceNotFound,
 )
 
-RETRY_AFTER_S = 5  # while loading or draining
+RETRY_AFTER_S = 5  # while loading or draining, or while a store does not answer
 FISH_PATHS = ("/v1/tts", "/v1/references", "/v1/vqgan", "/v1/asr", "/model", "/wallet")
 
 
@@ -65,6 +66,7 @@ EXCEPTIONS: dict[type[BaseException], ErrorKind] = {
     VoiceExists: ErrorKind(409, "conflict_error", retry=False),
     ProtectedVoice: ErrorKind(403, "permission_error"),
     StorageFailure: ErrorKind(500, "server_error", "internal_error", retry=False),
+    StoreUnreachable: ErrorKind(503, "server_error", "store_unreachable"),
     Overloaded: ErrorKind(429, "rate_limit_error", "queue_full"),
     RateLimited: ErrorKind(429, "rate_limit_error", "rate_limited"),
     NotReady: ErrorKind(503, "server_error", "not_ready"),

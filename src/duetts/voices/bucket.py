@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from fsspec.core import url_to_fs
 
-from duetts.errors import ConfigError, DuettsError, StorageFailure
+from duetts.errors import ConfigError, DuettsError, StorageFailure, StoreUnreachable
 
 TIMES = ("LastModified", "mtime", "last_modified", "updated", "created", "timeCreated")  # as drivers call it
 
@@ -37,7 +37,8 @@ class Item:
 class Bucket:
     """The folder of a URL such as s3://bucket/voices. Any thread and any number of processes. Methods wait for the network.
 
-    Raises `FileNotFoundError` for an object that is not there, `StorageFailure` for all else that a driver raises.
+    Raises `FileNotFoundError` for an object that is not there, `StorageFailure` for what the store does not allow, and
+    `StoreUnreachable` for all else that a driver raises.
     """
 
     def __init__(self, url: str) -> None:
@@ -138,7 +139,9 @@ class _Told:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception) and not isinstance(error, FileNotFoundError | FileExistsError | DuettsError):
             log.error("the store of voices: %s: %s", type(error).__name__, error)
-            raise StorageFailure("the store of voices cannot be reached or does not allow it") from error
+            if isinstance(error, PermissionError):
+                raise StorageFailure("the store of voices does not allow it") from error
+            raise StoreUnreachable("the store of voices cannot be reached; try again later") from error
 
 
 _told = _Told()

@@ -140,11 +140,12 @@ class VoiceLibrary:
     async def prepare(self) -> None:
         """Makes the default voice ready, so that no request waits for it. Raises `ConfigError` if it does not exist.
 
-        An engine that cannot speak a clip now may do so later: the first request without a voice then waits for it.
+        An engine that cannot speak a clip now, or a store that does not answer, may do so later: the first request without a
+        voice then waits for it.
         """
         try:
             voice = await self._default_voice()
-        except (RequestEnded, Overloaded, NotReady) as error:
+        except (RequestEnded, Overloaded, NotReady, StorageFailure) as error:
             log.warning("the default voice is not ready yet: %s", error)
             return
         log.info("default voice: %s", voice.name if voice else "none, the bare model")
@@ -153,9 +154,11 @@ class VoiceLibrary:
         """None is the bare model."""
         if self.default_name == BARE:
             return None
-        voice = await self._open(self._default)
-        if voice is not None:
-            self._held = voice
+        try:
+            self._held = await self._open(self._default) or self._held
+        except StorageFailure:
+            if self._held is None:
+                raise
         if self._held is None and self._seed is not None:
             return await self._makings.run("clip", lambda: self._make_clip(self._seed or 0))
         if self._held is None:
@@ -258,7 +261,12 @@ class VoiceLibrary:
 
     def _find(self, name: str) -> KeptVoice | None:
         preset = self._presets.get(name_key(name))
-        return self._store.find(name, known_elsewhere=preset is not None) or preset
+        try:
+            return self._store.find(name, known_elsewhere=preset is not None) or preset
+        except StorageFailure:
+            if preset is None:
+                raise
+            return preset
 
     # -- keeping
 
