@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from duetts.cluster.fleet import DRAIN_S, Fleet, read_line
+from duetts.cluster.fleet import DRAIN_S, Fleet, check_secrets, read_line
 from duetts.errors import ConfigError
 from tests.test_cli import duetts_here
 
@@ -38,6 +38,13 @@ def test_more_at_least_than_one_is_enough_to_say() -> None:
 def test_what_is_wrong_is_named(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Fleet.take(arguments)
+
+
+def test_keys_are_not_shown_to_a_cluster() -> None:
+    with pytest.raises(ConfigError, match=r"^api_key: .* name an api_key_file"):
+        check_secrets({"model": "x", "api_key": "secret"}, "ray://10.0.0.1:10001")
+    check_secrets({"api_key": "secret"}, None)  # a cluster of this process alone
+    check_secrets({"api_key_file": "/keys"}, "auto")
 
 
 def test_settings_are_read_as_texts_or_typed(monkeypatch: pytest.MonkeyPatch) -> None:

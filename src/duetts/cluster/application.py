@@ -6,15 +6,19 @@ import logging
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
-from duetts.cluster.fleet import OF_THE_PROXY, Fleet, ReplicaSettings, read_line
+from duetts.cluster.fleet import OF_THE_PROXY, Fleet, ReplicaSettings, check_secrets, read_line
 from duetts.cluster.replica import Replica
 from duetts.config import EMBEDDED
 from duetts.errors import ConfigError, EngineFailure
+from duetts.serving import is_loopback
 
 NAME = "duetts"
 LOOPBACK, DEFAULT_PORT = "127.0.0.1", 8000
@@ -33,6 +37,7 @@ log = logging.getLogger("duetts.cluster")
 def run(arguments: Mapping[str, Any], address: str | None) -> int:
     """`duetts serve --ray`: the application in the cluster of an address, or in one on this machine alone, until SIGTERM or
     SIGINT. Running speech then has the time to drain. Returns the exit code. Raises `ConfigError`."""
+    check_secrets(arguments, address)
     proxy = {name: value for name, value in arguments.items() if name in OF_THE_PROXY and value is not None}
     http = proxy_options(proxy)
     application = app({name: value for name, value in arguments.items() if name not in OF_THE_PROXY})
@@ -43,6 +48,8 @@ def run(arguments: Mapping[str, Any], address: str | None) -> int:
         serve.run(application, name=NAME, route_prefix="/")
         scheme = "https" if "ssl_certfile" in http else "http"
         log.info("listening on %s://%s:%d, by Ray Serve", scheme, http["host"], http["port"])
+        if not is_loopback(http["host"]) and not {"api_key", "api_key_file"} & set(arguments):
+            log.warning("whoever reaches this address may use the server, unless its replicas have API keys of their own")
         threading.Event().wait()
     except KeyboardInterrupt:
         log.info("stopping: open requests have their time to end")
@@ -50,9 +57,10 @@ def run(arguments: Mapping[str, Any], address: str | None) -> int:
         raise EngineFailure(f"Ray Serve cannot run it: {str(error).splitlines()[0]}") from None
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        serve.delete(NAME)
-        if owned:
-            serve.shutdown()
+        with suppress(RuntimeError, RayError, RayServeException):  # what failed above is what should be told
+            serve.delete(NAME)
+            if owned:
+                serve.shutdown()
         ray.shutdown()
     return 0
 

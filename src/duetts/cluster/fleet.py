@@ -112,6 +112,14 @@ def arguments_of(given: Given, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def check_secrets(arguments: Mapping[str, Any], address: str | None) -> None:
+    """Arguments of a cluster's application stand in its status for everybody. Raises `ConfigError` if a key is among them."""
+    if address is not None and "api_key" in arguments:
+        raise ConfigError(
+            "api_key: a cluster shows an application's arguments; name an api_key_file that all its machines have"
+        )
+
+
 def _is_default(value: Value) -> bool:
     return value.source == "default"
 
