@@ -1,5 +1,6 @@
 """`duetts voices add|list|rm`: the folder of stored voices, without a server or a model. Running servers see changes at once.
 
+At a URL they may speak with a voice that was replaced or removed for 2 s more.
 A voice that is added here has no codes yet: the first server that speaks with it makes and keeps them.
 """
 

@@ -114,9 +114,8 @@ class Synthesizer:
         self._recordings = ReferenceCodes(speaker.encode_reference, rate, recordings, fetcher=fetcher)
         voices = voices or VoicesConfig()
         self.voices = VoiceLibrary(voices, folder / "voices", speaker.info, self._references, self)
-        self.consents = ConsentStore(
-            f"{voices.folder}/consents", voices.max_voices, self.limits.reference_bytes, self.limits.reference_queue
-        )  # fmt: skip
+        place, limits = f"{str(voices.folder).rstrip('/')}/consents", self.limits
+        self.consents = ConsentStore(place, voices.max_voices, limits.reference_bytes, limits.reference_queue)
 
     @property
     def info(self) -> SpeakerInfo:

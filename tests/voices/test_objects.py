@@ -18,6 +18,7 @@ import pytest
 
 from duetts.config import VoicesConfig
 from duetts.errors import ConfigError, InvalidRequest, StorageFailure, StoreUnreachable, VoiceExists, VoiceNotFound
+from duetts.synthesizer import Synthesizer
 from duetts.types import SpeakerInfo, VoiceDraft
 from duetts.voices.bucket import Bucket, located
 from duetts.voices.consents import ConsentStore
@@ -26,6 +27,7 @@ from duetts.voices.names import folder_name
 from duetts.voices.objects import FRESH_S, OUTAGE_S, ObjectVoices, open_store
 from duetts.voices.store import RECORD, UNFINISHED_S, VoiceStore
 from tests.inputs import REF_TEXT
+from tests.test_default_voice import SteadySpeaker
 from tests.voices.buckets import KINDS, Between, Killed, a_bucket
 from tests.voices.test_library import CLIP, OTHER, Bench, preset
 from tests.voices.test_store import CODES, a_voice
@@ -522,3 +524,25 @@ async def test_consents_are_shared(url: str) -> None:
     assert names_at(url) == []
     one.close()
     other.close()
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+async def test_a_recording_without_its_record_can_be_removed(place: str, memory: str, tmp_path: Path) -> None:
+    store = ConsentStore(tmp_path if place == "folder" else memory, 2, 100, 10)
+    left, whole = [await store.add(name, "en", b"recording") for name in ("left", "whole")]
+    Bucket(memory).remove([f"{left.id}/consent.json"])  # whoever removed it came no further
+    (tmp_path / left.id / "consent.json").unlink(missing_ok=True)
+    for consent_id in (left.id, left.id, "cons_" + "0" * 24, "../" + whole.id, ""):
+        with pytest.raises(VoiceNotFound):
+            await store.remove(consent_id)
+    assert {name.partition("/")[0] for name in names_at(memory)} == ({whole.id} if place == "bucket" else set())
+    assert os.listdir(tmp_path) == ([whole.id] if place == "folder" else [])
+    assert await store.all() == [whole]
+    store.close()
+
+
+async def test_consents_lie_beside_voices_also_where_the_url_ends_with_a_slash(memory: str, tiny_folder: Path) -> None:
+    synthesizer = Synthesizer(tiny_folder, SteadySpeaker(), voices=VoicesConfig(f"{memory}/"))
+    consent = await synthesizer.consents.add("name", "en", b"recording")
+    assert names_at(memory) == [f"consents/{consent.id}/consent.json", f"consents/{consent.id}/recording"]
+    await synthesizer.close()

@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import time
@@ -62,7 +63,7 @@ class ConsentStore:
         return await self._threads.run(self._rename, consent_id, _checked("name", name))
 
     async def remove(self, consent_id: str) -> None:
-        """Removes a consent. Raises `VoiceNotFound`, `StorageFailure`."""
+        """Removes a consent, and a recording without one. Raises `VoiceNotFound` if there was no consent, `StorageFailure`."""
         await self._threads.run(self._remove, consent_id)
 
     def close(self) -> None:
@@ -102,7 +103,12 @@ class ConsentStore:
         return consent
 
     def _remove(self, consent_id: str) -> None:
-        self._read(consent_id)
+        try:
+            self._read(consent_id)
+        except VoiceNotFound:
+            if CONSENT_ID.fullmatch(consent_id):  # the recording may still be there, of one that was removed in part
+                self._files.remove(consent_id)
+            raise
         self._files.remove(consent_id)
 
 
@@ -141,7 +147,7 @@ class _Folder:
 
     def remove(self, consent_id: str) -> None:
         aside = self._folder / f"{REMOVED}{secrets.token_hex(8)}"
-        with storage():
+        with storage(), suppress(FileNotFoundError):
             os.rename(self._folder / consent_id, aside)
         shutil.rmtree(aside, ignore_errors=True)
 
