@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from duetts.cluster.fleet import DRAIN_S, Fleet, check_secrets, read_line
+from duetts.cluster.fleet import DRAIN_S, Fleet, check_secrets, gpus_for, read_line
 from duetts.errors import ConfigError
 from tests.test_cli import duetts_here
 
@@ -38,6 +38,17 @@ def test_more_at_least_than_one_is_enough_to_say() -> None:
 def test_what_is_wrong_is_named(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Fleet.take(arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ({}, 1), ({"engines": "4"}, 4), ({"codec_device": "next", "engines": "2"}, 4), ({"codec_device": "cuda:3"}, 4),
+        ({"codec_device": "cpu"}, 1), ({"device": "cpu"}, 0), ({"model": "duetts-mini"}, 0),
+    ],
+)  # fmt: skip
+def test_a_replica_reserves_its_gpus(line: dict[str, Any], count: int) -> None:
+    assert gpus_for(read_line({"model": "x", **line}, elsewhere=True)[0]) == count
 
 
 def test_keys_are_not_shown_to_a_cluster() -> None:

@@ -14,9 +14,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from duetts.cluster.fleet import OF_THE_PROXY, Fleet, ReplicaSettings, check_secrets, read_line
+from duetts.cluster.fleet import OF_THE_PROXY, Fleet, ReplicaSettings, check_secrets, gpus_for, read_line
 from duetts.cluster.replica import Replica
-from duetts.config import EMBEDDED
 from duetts.errors import ConfigError, EngineFailure
 from duetts.serving import is_loopback
 
@@ -101,9 +100,7 @@ def app(arguments: dict[str, Any]) -> serve.Application:
 def options(fleet: Fleet, settings: ReplicaSettings) -> dict[str, Any]:
     """How Ray Serve runs replicas. Each field can be overridden in a Serve configuration, under `deployments`."""
     engines = settings.processes.engines
-    gpus = fleet.gpus_per_replica
-    if gpus is None:
-        gpus = 0 if settings.name == EMBEDDED or settings.engine.device == "cpu" else engines
+    gpus = gpus_for(settings) if fleet.gpus_per_replica is None else fleet.gpus_per_replica
     window_s = fleet.scale_up_after / 2
     return {
         "ray_actor_options": {"num_cpus": fleet.cpus_per_replica, "num_gpus": gpus},

@@ -112,6 +112,16 @@ def arguments_of(given: Given, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def gpus_for(settings: ReplicaSettings) -> int:
+    """How many GPUs a replica's engines and their codec processes take, unless somebody says it."""
+    engines, codec = settings.processes.engines, settings.processes.codec_device
+    if settings.name == EMBEDDED or settings.engine.device == "cpu":
+        return 0
+    if codec == "next":
+        return 2 * engines
+    return max(engines, int(codec[5:]) + 1) if codec.startswith("cuda:") else engines
+
+
 def check_secrets(arguments: Mapping[str, Any], address: str | None) -> None:
     """Arguments of a cluster's application stand in its status for everybody. Raises `ConfigError` if a key is among them."""
     if address is not None and "api_key" in arguments:
