@@ -1,5 +1,6 @@
 """Voices in an object store: what replicas see of each other, one winner, and whole voices whoever dies or comes between."""
 
+import asyncio
 import json
 import logging
 import os
@@ -7,19 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from fsspec import register_implementation
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from duetts.config import VoicesConfig
 from duetts.errors import ConfigError, InvalidRequest, StorageFailure, StoreUnreachable, VoiceExists, VoiceNotFound
 from duetts.synthesizer import Synthesizer
 from duetts.types import SpeakerInfo, VoiceDraft
+from duetts.voices import bucket as bucket_module
 from duetts.voices.bucket import Bucket, located
 from duetts.voices.consents import ConsentStore
 from duetts.voices.library import VoiceLibrary
@@ -33,6 +38,7 @@ from tests.voices.test_library import CLIP, OTHER, Bench, preset
 from tests.voices.test_store import CODES, a_voice
 
 FOLDER = folder_name("Anna")
+T = TypeVar("T")
 
 
 @pytest.fixture(params=KINDS)
@@ -425,6 +431,121 @@ async def test_the_default_voice_comes_with_the_store_and_outlasts_it(
     spoken = await library.choose("default", "voice", or_default=False)
     assert spoken is not None
     assert spoken.name == "Anna"
+
+
+class Hanging(AsyncFileSystem):  # type: ignore[misc]
+    """A store in memory that waits for a network, which may go silent."""
+
+    protocol = "hanging"
+    silent = False
+    asked = 0
+
+    async def _wait(self) -> None:
+        Hanging.asked += 1
+        if Hanging.silent:
+            await asyncio.sleep(3600)
+
+    async def _cat_file(self, path: str, **_: object) -> bytes:
+        await self._wait()
+        return bytes(MemoryFileSystem().cat_file(path))
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: object) -> None:
+        await self._wait()
+        MemoryFileSystem().pipe_file(path, value, mode=mode)
+
+    async def _rm_file(self, path: str, **_: object) -> None:
+        await self._wait()
+        MemoryFileSystem().rm_file(path)
+
+    async def _find(self, path: str, detail: bool = False, **_: object) -> Any:
+        await self._wait()
+        return MemoryFileSystem().find(path, detail=detail)
+
+
+register_implementation("hanging", Hanging, clobber=True)
+
+
+def test_a_store_that_hangs_is_waited_for_once_and_comes_back(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "LIMIT_S", 0.2)
+    clock, store_clock = Clock(), Clock()
+    monkeypatch.setattr(bucket_module, "monotonic", clock)
+    monkeypatch.setattr(Hanging, "silent", False)
+    store = ObjectVoices(Bucket(memory.replace("memory://", "hanging://")), 10, 1 << 20, store_clock)
+    added = store.add(a_voice(), b"clip", replace=False)
+    assert [voice.revision for voice in store.all()] == [added.revision]
+    monkeypatch.setattr(Hanging, "silent", True)
+    store_clock.now += FRESH_S
+    asked = Hanging.asked
+    assert [store.find("anna") for _ in range(100)] == [added] * 100
+    for work in (lambda: store.find("berta"), store.all, lambda: put(store, b"new", replace=True), lambda: store.remove("anna"),
+                 added.audio):  # fmt: skip
+        with pytest.raises(StoreUnreachable):
+            work()
+    assert Hanging.asked == asked + 1
+    clock.now += bucket_module.REST_S
+    with ThreadPoolExecutor(8) as pool:  # one of them asks
+        assert list(pool.map(lambda _: store.find("anna"), range(8))) == [added] * 8
+    assert Hanging.asked == asked + 2
+    clock.now += bucket_module.REST_S
+    monkeypatch.setattr(Hanging, "silent", False)
+    put(store, b"newer", replace=True)
+    assert store.remove("anna")
+    assert store.find("anna") is None
+
+
+@pytest.mark.parametrize("work", ["replace", "remove", "add"])
+@pytest.mark.parametrize("look", ["find", "all"])
+def test_who_looked_before_this_process_changed_a_voice_does_not_bring_the_old_one_back(
+    work: str, look: str, memory: str
+) -> None:
+    """What was read is late: meanwhile the voice is replaced or removed here."""
+
+    class Late(Bucket):
+        late = False
+
+        def read(self, name: str) -> bytes:
+            return self.change_after(lambda: Bucket.read(self, name))
+
+        def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+            return self.change_after(lambda: Bucket.read_all(self, names))
+
+        def change_after(self, read: Callable[[], T]) -> T:
+            found: T | FileNotFoundError
+            try:
+                found = read()
+            except FileNotFoundError as error:
+                found = error
+            if self.late:
+                self.late = False
+                WORKS[work][0](store)
+            if isinstance(found, FileNotFoundError):
+                raise found
+            return found
+
+    if work != "add":
+        put(voices_at(memory), b"old", replace=False)
+    bucket, clock = Late(memory), Clock()
+    store = ObjectVoices(bucket, 10, 1 << 20, clock)
+    bucket.late = True
+    store.find("anna") if look == "find" else store.all()
+    found = store.find("anna", known_elsewhere=True)
+    assert (found.audio() if found else b"").decode() == {"replace": "newer", "remove": "", "add": "new"}[work]
+
+
+@pytest.mark.parametrize("word", ["ConditionalRequestConflict", "PreconditionFailed"])
+def test_who_loses_to_one_that_creates_at_the_same_moment_is_told_that_the_voice_exists(memory: str, word: str) -> None:
+    """S3 says 409 while another object of the name is being created. The driver has no name for that error."""
+
+    def put(files: Any, path: str, content: bytes, mode: str) -> None:
+        if mode == "create":
+            voices_at(memory).add(a_voice(audio=b"winner"), b"winner", replace=False)
+            raise OSError(5, f"An error occurred ({word}) when calling the PutObject operation: ...")
+        files.pipe_file(path, content)
+
+    with pytest.raises(VoiceExists):
+        ObjectVoices(Changed(memory, put), 10, 1 << 20).add(a_voice(), b"loser", replace=False)
+    assert is_whole(memory) == "winner"
+    assert len(names_at(memory)) == 2
 
 
 # -- which place is which

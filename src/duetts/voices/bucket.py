@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,7 +21,13 @@ from fsspec.core import url_to_fs
 
 from duetts.errors import ConfigError, DuettsError, StorageFailure, StoreUnreachable
 
+LOST = ("PreconditionFailed", "ConditionalRequestConflict")  # S3's words for what is there already, or just being made
 TIMES = ("LastModified", "mtime", "last_modified", "updated", "created", "timeCreated")  # as drivers call it
+
+LIMIT_S = 5.0  # that a store may take to answer
+RECORD_S = 0.01  # and so much more for each of many objects
+BYTES_PER_S = 1e6  # and for what is sent
+REST_S = 5.0  # that one which did not answer in time is left alone
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +42,8 @@ class Item:
 
 
 class Bucket:
-    """The folder of a URL such as s3://bucket/voices. Any thread and any number of processes. Methods wait for the network.
+    """The folder of a URL such as s3://bucket/voices. Any thread and any number of processes. Methods wait for the network,
+    up to `LIMIT_S`; where they waited in vain, none asks for `REST_S`.
 
     Raises `FileNotFoundError` for an object that is not there, `StorageFailure` for what the store does not allow, and
     `StoreUnreachable` for all else that a driver raises.
@@ -52,36 +60,37 @@ class Bucket:
             raise ConfigError(f"voices_dir: {scheme}:// cannot be used here: {error}") from None
         self._files: Any = files
         self._root = str(root).rstrip("/")
+        self._told = _Told()
 
     def read(self, name: str) -> bytes:
         """The content of an object."""
-        with _told:
-            return bytes(self._files.cat_file(self._path(name)))
+        with self._told:
+            return bytes(self._files.cat_file(self._path(name), **self._within()))
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
         """The contents of those of some objects that are there, at the same time where the driver can."""
         paths = {self._path(name): name for name in names}
         if not paths:
             return {}
-        with _told:
-            found = self._files.cat(list(paths), on_error="return")
+        with self._told:
+            found = self._files.cat(list(paths), on_error="return", **self._within(len(paths) * RECORD_S))
         for answer in found.values():
             if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
-                with _told:
+                with self._told:
                     raise answer
         ends = {path.lstrip("/"): name for path, name in paths.items()}
         return {ends[path.lstrip("/")]: bytes(answer) for path, answer in found.items() if not isinstance(answer, Exception)}
 
     def write(self, name: str, content: bytes) -> None:
         """Puts an object in the place of any that has its name."""
-        with _told:
+        with self._told:
             self._pipe(name, content, "overwrite")
 
     def create(self, name: str, content: bytes) -> bool:
         """Puts an object where there is none; false if there is one. Of two that do this at once one gets true, as far as the
         store can promise it: S3 and Google's can, others look first. An object of the same content counts as put here."""
         try:
-            with _told:
+            with self._told:
                 self._pipe(name, content, "create")
         except FileExistsError:  # also after a driver tried again, because the answer to the first try was lost
             with suppress(FileNotFoundError):
@@ -93,15 +102,15 @@ class Bucket:
         """Removes objects. Those that are not there count as removed."""
         for name in names:
             try:
-                with _told:
-                    self._files.rm_file(self._path(name))
+                with self._told:
+                    self._files.rm_file(self._path(name), **self._within())
             except FileNotFoundError:
                 continue
 
     def items(self, below: str = "") -> list[Item]:
         """The objects below a name, in any depth."""
-        with _told:
-            found = self._files.find(self._path(below) if below else self._root, detail=True)
+        with self._told:
+            found = self._files.find(self._path(below) if below else self._root, detail=True, **self._within())
         start = len(self._root.lstrip("/")) + 1
         return [
             Item(str(path).lstrip("/")[start:], _stamp(facts), _time(facts))
@@ -112,13 +121,17 @@ class Bucket:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def _within(self, more_s: float = 0.0) -> dict[str, float]:
+        """The time limit of an operation, for drivers that take one: those that wait for a network in a loop of fsspec's."""
+        return {"timeout": LIMIT_S + more_s} if self._files.async_impl else {}
+
     def _pipe(self, name: str, content: bytes, mode: str) -> None:
-        path = self._path(name)
+        path, limit = self._path(name), self._within(len(content) / BYTES_PER_S)
         try:
-            self._files.pipe_file(path, content, mode=mode)
+            self._files.pipe_file(path, content, mode=mode, **limit)
         except FileNotFoundError:  # object stores have no folders, but what a driver takes for one may be a file system
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._files.pipe_file(path, content, mode=mode)
+            self._files.pipe_file(path, content, mode=mode, **limit)
 
 
 def located(place: Path | str) -> Path | Bucket:
@@ -131,20 +144,31 @@ def located(place: Path | str) -> Path | Bucket:
 
 
 class _Told:
-    """Turns what drivers raise, each the errors of a library of its own, into one error that shows nothing of the store."""
+    """Turns what drivers raise, each the errors of a library of its own, into one error that shows nothing of the store.
+
+    A store that hangs is not waited for by everybody: it is left alone for a while, and then asked by one first.
+    """
+
+    def __init__(self) -> None:
+        self._rests_until: float | None = None
 
     def __enter__(self) -> None:
-        return None
+        if self._rests_until is None:
+            return
+        now = monotonic()
+        if now < self._rests_until:
+            raise StoreUnreachable("the store of voices has not answered lately; try again later")
+        self._rests_until = now + LIMIT_S
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._rests_until = monotonic() + REST_S if isinstance(error, TimeoutError) else None
         if isinstance(error, Exception) and not isinstance(error, FileNotFoundError | FileExistsError | DuettsError):
+            if any(word in f"{error} {error.__cause__}" for word in LOST):
+                raise FileExistsError from error
             log.error("the store of voices: %s: %s", type(error).__name__, error)
             if isinstance(error, PermissionError):
                 raise StorageFailure("the store of voices does not allow it") from error
             raise StoreUnreachable("the store of voices cannot be reached; try again later") from error
-
-
-_told = _Told()
 
 
 def _stamp(facts: dict[str, Any]) -> str:

@@ -164,11 +164,11 @@ class ObjectVoices:
             try:
                 found = self._parse(folder, self._bucket.read(f"{folder}/{RECORD}"))
             except FileNotFoundError:
-                self._seen.pop(folder, None)
+                self._seen[folder] = _Seen(self._clock(), None)
                 return False
             items = self._bucket.items(folder)
             self._bucket.remove([f"{folder}/{RECORD}"])
-            self._seen.pop(folder, None)
+            self._seen[folder] = _Seen(self._clock(), None)
             # Only what belongs to the revision that was seen: another process may be putting the next one there.
             self._bucket.remove(item.name for item in items if found is None or found.revision in item.name)
         return True
@@ -192,19 +192,22 @@ class ObjectVoices:
         return True
 
     def _read(self, folder: str) -> ObjectVoice | None:
+        before = self._seen.get(folder)
         try:
             content = self._bucket.read(f"{folder}/{RECORD}")
         except FileNotFoundError:
-            self._seen[folder] = _Seen(self._clock(), None)
-            return None
-        return self._take(folder, content, "")
+            content = b""
+        return self._take(folder, content, "", before)
 
-    def _take(self, folder: str, content: bytes, stamp: str) -> ObjectVoice | None:
-        seen = self._seen.get(folder)
-        voice = seen.voice if seen is not None and seen.content == content else self._parse(folder, content)
-        if seen is not None and seen.content == content:
-            stamp = stamp or seen.stamp
-        self._seen[folder] = _Seen(self._clock(), voice, content, stamp)
+    def _take(self, folder: str, content: bytes, stamp: str, before: _Seen | None) -> ObjectVoice | None:
+        """The voice of a record, no bytes if there is none. What this process has added or removed since `before`, which was
+        known when the record was read, is newer and stays."""
+        if before is not None and before.content == content:
+            voice, stamp = before.voice, stamp or before.stamp
+        else:
+            voice = self._parse(folder, content) if content else None
+        if self._seen.get(folder) is before:
+            self._seen[folder] = _Seen(self._clock(), voice, content, stamp)
         return voice
 
     def _parse(self, folder: str, content: bytes) -> ObjectVoice | None:
@@ -231,9 +234,10 @@ class ObjectVoices:
             if seen is not None and stamp and seen.stamp == stamp:
                 seen.at, found[folder] = self._clock(), seen.voice
         missing = [f"{folder}/{RECORD}" for folder in stamps if folder not in found]
+        before = dict(self._seen)
         for name, content in self._bucket.read_all(missing).items():
             folder = name.partition("/")[0]
-            found[folder] = self._take(folder, content, stamps[folder])
+            found[folder] = self._take(folder, content, stamps[folder], before.get(folder))
         for folder in self._seen.keys() - stamps.keys():
             self._seen.pop(folder, None)
         return sorted((voice for voice in found.values() if voice), key=lambda stored: name_key(stored.voice.name))
