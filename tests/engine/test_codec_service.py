@@ -14,9 +14,9 @@ import zmq.asyncio
 
 from duetts.engine import wire
 from duetts.engine.codec_service import CREDIT, CREDIT_OF_ONE, CodecService
-from duetts.engine.host import Host, Started
+from duetts.engine.host import DEAD, Host, Started
 from duetts.engine.link import Link
-from duetts.engine.parts import DecodeCall, Decoded, Decoding
+from duetts.engine.parts import MAX_FAULTS, DecodeCall, Decoded, Decoding
 from duetts.engine.wire import Message
 from duetts.errors import Aborted, EngineFailure, NotReady, WireError
 from duetts.types import Float32, Int32
@@ -53,6 +53,7 @@ class Vocoder:
         self.slots = SLOTS
         self.log: list[Any] = []
         self.held: list[Held] | None = None
+        self.away = False
         self.gate = threading.Event()
         self.gate.set()
 
@@ -62,6 +63,8 @@ class Vocoder:
     def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
         assert self.gate.wait(LIMIT_S)
         self.log.append((slots, codes[:, 0].tolist(), keep))
+        if self.away:
+            raise NotReady("away")
         if (codes == 99).any():
             raise RuntimeError("the device lost its mind")
         sounds = [None if 98 in row else sound(row) for row in codes[:, 0].tolist()]
@@ -173,6 +176,32 @@ async def test_a_call_that_raises_is_lost_alone(tmp_path: Path) -> None:
         assert isinstance(bad, EngineFailure)
         assert "RuntimeError" in str(bad)
         assert good.sounds == [sound([3])]
+
+
+async def test_a_device_that_fails_again_and_again_ends_the_process(tmp_path: Path) -> None:
+    """A call that succeeds between shows that the failures were the calls' own; errors of ours say nothing of the device."""
+    vocoder = Vocoder()
+    service = CodecService(INFO, vocoder, Encoder(), None)
+
+    async def start() -> Started:
+        return Started(service, VOCABULARY)
+
+    async def fail(times: int, first: int = 99) -> None:
+        for _ in range(times):
+            with pytest.raises((RuntimeError, NotReady)):
+                await service.decode(call([first]))
+
+    running = asyncio.create_task(Host(f"ipc://{tmp_path}/c", LIFE, QUICK).run(start))
+    await fail(MAX_FAULTS - 1)
+    await service.decode(call([3]))
+    await fail(MAX_FAULTS - 1)
+    vocoder.away = True
+    await fail(MAX_FAULTS, 3)
+    assert service.stats()["alive"]
+    vocoder.away = False
+    await fail(1)
+    assert not service.stats()["alive"]
+    assert await asyncio.wait_for(running, LIMIT_S) == DEAD
 
 
 async def test_calls_under_way_on_a_device_do_not_hold_up_the_next_ones(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from duetts.engine.engine import Engine
 from duetts.engine.pages import pages_for
-from duetts.engine.parts import Parts
+from duetts.engine.parts import MAX_FAULTS, Parts
 from duetts.engine.playout import ChunkPolicy
 from duetts.engine.scheduler import Room
 from duetts.engine.sequence import Sequence
@@ -129,6 +129,10 @@ class EngineMachine(RuleBasedStateMachine):
             sequence = self.engine.submit(utterance, cast(Channel, ear))
         except Overloaded:
             assert full
+        except NotReady:  # nothing but failures in a row, however few, is held to be the device's end
+            failed = [one for one in self.asked if one.ear.outcome is not None and one.ear.outcome.reason == "failed"]
+            assert len(failed) >= MAX_FAULTS
+            assert not self.engine.stats()["alive"]
         else:
             assert not full
             self.asked.append(Asked(utterance, ear, sequence))

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from duetts.engine.codec_worker import CodecWorker
 from duetts.engine.engine import Engine
 from duetts.engine.inprocess import InProcessSpeaker
 from duetts.engine.pace import Pace
-from duetts.engine.parts import Parts, Threads
+from duetts.engine.parts import MAX_FAULTS, Parts, Threads
 from duetts.engine.playout import ChunkPolicy, Playout
 from duetts.engine.scheduler import Room
 from duetts.engine.sequence import Sequence
@@ -152,6 +153,72 @@ def test_of_those_computed_together_one_fails_alone(kind: str, lag: int) -> None
     assert isinstance(bad.error, EngineFailure)
     assert [bytes(ear.pcm) for ear, _ in others] == [solo_bytes(one) for one in work]
     own.assert_idle()
+    own.close()
+
+
+class Dead:
+    """A step under way that comes to nothing."""
+
+    def ready(self) -> bool:
+        return True
+
+    def __call__(self) -> Any:
+        raise RuntimeError("the device is lost")
+
+
+def lost(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("the device is lost")
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("part", ["read", "launch", "landing", "vocoder"])
+def test_a_device_that_has_failed_for_good_ends_the_engine(owns: list[Engine], part: str, lag: int) -> None:
+    """However late it tells. Nobody waits for ever, and nothing more is taken, so that the process is started anew."""
+    own = engine(lag=lag)
+    owns.append(own)
+    assert submit(own, spoken(1))[1].wait(LIMIT_S)
+    if part == "vocoder":
+        own._codec._vocoder.start = lost  # type: ignore[method-assign]
+    else:
+        setattr(own._device, "read" if part == "read" else "launch", (lambda rows: Dead()) if part == "landing" else lost)
+    for number in range(MAX_FAULTS):
+        assert own.stats()["alive"]
+        prompt = np.full((4, 20), number, np.int32)  # no part of it is known
+        ear, heard = submit(own, replace(spoken(3), prompt=prompt))
+        assert heard.wait(LIMIT_S)
+        assert isinstance(ear.error, EngineFailure)
+    assert not own.stats()["alive"]
+    with pytest.raises(NotReady):
+        submit(own, spoken(1))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("kind", ["read", "launch"])
+def test_requests_that_fail_beside_one_that_is_served_say_nothing_of_the_device(kind: str, lag: int) -> None:
+    own = engine(threads=False, lag=lag, start=False, slots=5)
+    good, _ = submit(own, spoken(3, frames=100))
+    bad = [spoken(3 * number, fault=FAULTS.index(kind) + 1) for number in range(4, 4 + 4 * MAX_FAULTS)]
+    ears = []
+    for one in [bad[start : start + 4] for start in range(0, len(bad), 4)]:  # several in the same turns
+        ears += [submit(own, each)[0] for each in one]
+        for _ in range(8):
+            own._turn()
+        assert own.stats()["alive"]
+    assert all(isinstance(ear.error, EngineFailure) for ear in ears)
+    while own._has_work():
+        own._turn()
+    assert bytes(good.pcm) == solo_bytes(spoken(3, frames=100))
+    own.close()
+
+
+def test_one_speech_between_failures_shows_that_the_device_lives() -> None:
+    own = engine(threads=False, start=False)
+    broken = [FAULTS.index("read") + 1] * (MAX_FAULTS - 1)
+    for number, fault in enumerate([*broken, 0, *broken, 0]):
+        submit(own, spoken(3 * number + 3, fault=fault))
+        while own._has_work():
+            own._turn()
+        assert own.stats()["alive"]
     own.close()
 
 

@@ -322,7 +322,11 @@ class Encoding(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.encoder.step()
+            try:
+                self.encoder.step()
+            except RuntimeError:  # several clips in a row have failed: that is the device
+                self.encoder.close()
+                self.closed = True
 
     @precondition(lambda self: self.given)
     @rule(which=st.floats(0, 1))
@@ -359,6 +363,19 @@ class Encoding(RuleBasedStateMachine):
 
 TestEncoding = Encoding.TestCase
 TestEncoding.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_device_that_fails_again_and_again_ends_the_encoder() -> None:
+    """So that whoever steps it ends, too. A good block between failures shows that they are the clips' own."""
+    _, encoder = adding()
+    for tag in (99, 99, 1, 99, 99):
+        encoder.submit(tagged(1, tag))
+        assert encoder.step()
+    last = encoder.submit(tagged(1, 99))
+    with pytest.raises(RuntimeError):
+        encoder.step()
+    encoder.close()
+    assert isinstance(last.exception(0), Aborted)
 
 
 # -- its own thread ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from duetts.engine.parts import DecodeCall, Decoded, Decoding, Encoder, EncoderDriver, Vocoder
+from duetts.engine.parts import DecodeCall, Decoded, Decoding, Encoder, EncoderDriver, Faults, Vocoder
 from duetts.engine.stream import await_codes
 from duetts.types import Float32, Int32, SpeakerInfo
 
@@ -35,6 +35,7 @@ class CodecService:
         self._landing = ThreadPoolExecutor(1, "duetts-codec-landing", prepare)
         self._pumping: asyncio.Task[None] | None = None
         self._broken = False
+        self._faults = Faults()
         self._open = self._most = self._calls = self._frames = 0
 
     async def decode(self, call: DecodeCall) -> Decoded:
@@ -43,11 +44,12 @@ class CodecService:
         self._open += 1
         self._most = max(self._most, self._open)
         try:
-            decoding, seconds = await loop.run_in_executor(self._launching, self._launch, call)
-            if decoding.ready():
-                found = decoding.result()
-            else:
-                found = await loop.run_in_executor(self._landing, decoding.result)
+            with self._faults:
+                decoding, seconds = await loop.run_in_executor(self._launching, self._launch, call)
+                if decoding.ready():
+                    found = decoding.result()
+                else:
+                    found = await loop.run_in_executor(self._landing, decoding.result)
         finally:
             self._open -= 1
         self._calls += 1
@@ -66,7 +68,7 @@ class CodecService:
         return {
             "role": "codec", "device": self.info.device, "credit": self._credit, "open_calls": self._open,
             "most_calls": self._most, "calls": self._calls, "frames": self._frames, "encoding": self._encoder.waiting,
-            "alive": not self._broken and (self._driver is None or self._driver.alive),
+            "alive": not self._broken and not self._faults.lasting and (self._driver is None or self._driver.alive),
         }  # fmt: skip
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from duetts.engine.codec_streams import Due, Flight, Part, Stream
 from duetts.engine.pace import Pace
-from duetts.engine.parts import Vocoder
+from duetts.engine.parts import Faults, Vocoder
 from duetts.engine.playout import COMFORT_S, NEED_S, ChunkPolicy
 from duetts.engine.sequence import Sequence
 from duetts.errors import EngineFailure, NotReady
@@ -51,6 +51,7 @@ class CodecWorker:
         self._changed = threading.Condition()
         self._news = False  # a frame or an end has come since the last step
         self._closed = self._broken = False
+        self._faults = Faults()
         self._credit = UNBOUNDED
         self._away: tuple[Exception, float] | None = None  # why no call can be made, and until when that is borne
         self._thread: threading.Thread | None = None
@@ -128,7 +129,7 @@ class CodecWorker:
     @property
     def alive(self) -> bool:
         """Whether it still decodes, and somebody steps it: the own thread, if there is one."""
-        return not self._broken and (self._thread is None or self._thread.is_alive())
+        return not self._broken and not self._faults.lasting and (self._thread is None or self._thread.is_alive())
 
     def close(self) -> None:
         """Waits for what is still decoded, then ends the thread."""
@@ -335,6 +336,7 @@ class CodecWorker:
 
     def _lose(self, parts: list[Part], error: Exception) -> None:
         """The streams of a call are lost, the worker goes on."""
+        self._faults.saw(error)
         for part in parts:
             part.sequence.fail(error)
             part.stream.flying = False
@@ -347,6 +349,7 @@ class CodecWorker:
         except Exception as error:
             self._lose(parts, error)
             return
+        self._faults.saw(None)
         now = self._clock()
         seconds = flight.decoding.seconds
         self._pace.saw_codec(

@@ -20,7 +20,7 @@ import numpy as np
 from duetts.engine.codec_worker import CodecWorker
 from duetts.engine.pace import Pace
 from duetts.engine.pages import Block, PagePool, pages_for
-from duetts.engine.parts import UNSOUND, Parts, Result
+from duetts.engine.parts import UNSOUND, Faults, Parts, Result
 from duetts.engine.playout import Playout
 from duetts.engine.scheduler import Scheduler
 from duetts.engine.sequence import Sequence
@@ -60,10 +60,11 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        self._reading, self._stepping = Faults(), Faults()
         self._open = 0  # requests whose outcome is not out
         self._draining = False
         self._finished: Counter[str] = Counter()
-        self._frames = self._steps = self._rows = 0
+        self._frames = self._steps = self._landed = self._rows = 0
         self._underruns = 0
         self._seconds_per_request = 1.0
         self._turned = clock()
@@ -148,7 +149,8 @@ class Engine:
     def _alive(self) -> bool:
         threads = self._parts.threads
         looping = self._thread is None or self._thread.is_alive()
-        return looping and self._codec.alive and (threads is None or threads.encoder.alive)
+        sound = not (self._reading.lasting or self._stepping.lasting)
+        return looping and sound and self._codec.alive and (threads is None or threads.encoder.alive)
 
     def close(self) -> None:
         """Ends everything that runs as aborted, then stops the threads."""
@@ -257,16 +259,20 @@ class Engine:
     def _advance(self) -> None:
         """Choose, run, settle: blocks of prompts, a frame of everybody whose turn it is, then the step before that one."""
         began = self._turned = self._clock()
+        steps = self._landed
         blocks = self._scheduler.choose_blocks(began)
-        for sequence, block in blocks:
-            self._read(sequence, block)
+        reads = [self._read(sequence, block) for sequence, block in blocks]
+        faults: list[Exception | None] = []
         rows = self._scheduler.choose_rows(self._clock())
         if rows:
-            self._launch(rows)
+            faults.append(self._launch(rows))
         landed = False
         while self._flights and (len(self._flights) > self._device.lag or not rows):
-            self._land(self._flights.popleft())
+            faults.append(self._land(self._flights.popleft()))
             landed = True
+        served = self._landed > steps
+        _judge(self._reading, reads, served or None in reads)
+        _judge(self._stepping, faults, served)
         timed = rows and landed and not blocks  # else it was not a step's time
         if timed:
             self.pace.saw_step(len(rows), self._clock() - began)
@@ -277,41 +283,46 @@ class Engine:
         if self._parts.threads is None:
             self._parts.encoder.step()
 
-    def _read(self, sequence: Sequence, block: Block) -> None:
+    def _read(self, sequence: Sequence, block: Block) -> Exception | None:
+        """A block into the cache. Gives the error that has failed its sequence, if one has."""
         try:
             self._device.read(sequence, block)
         except Exception as error:  # the next turn ends it, the loop goes on
             sequence.fail(error)
-        else:
-            self._scheduler.has_read(sequence, block)
+            return error
+        self._scheduler.has_read(sequence, block)
+        return None
 
-    def _launch(self, rows: list[Sequence]) -> None:
-        """Starts a step. If it cannot, each row is tried alone, so that only the one at fault is lost."""
+    def _launch(self, rows: list[Sequence]) -> Exception | None:
+        """Starts a step. If it cannot, each row is tried alone, so that only the one at fault is lost. Gives the error if none
+        could be started."""
         try:
             result = self._device.launch(rows)
         except Exception as error:
             if len(rows) == 1:
                 rows[0].fail(error)
-                return
-            for sequence in rows:
-                self._launch([sequence])
-            return
+                return error
+            errors = [self._launch([sequence]) for sequence in rows]
+            return None if None in errors else error
         now = self._clock()
         self._flights.append(_Flight(rows, [sequence.run for sequence in rows], result))
         self._steps += 1
         self._rows += len(rows)
         for sequence in rows:
             self._scheduler.has_launched(sequence, now)
+        return None
 
-    def _land(self, flight: _Flight) -> None:
-        """Reads a step's frames: to the codec, and to their end those that have reached it."""
+    def _land(self, flight: _Flight) -> Exception | None:
+        """Reads a step's frames: to the codec, and to their end those that have reached it. Gives the error that has failed
+        them, if one has."""
         try:
             columns = self._wait_for(flight.result)
         except Exception as error:  # what a device reports late cannot be told apart by rows
-            for sequence, run in zip(flight.rows, flight.runs, strict=True):
-                if sequence.finished is None and sequence.run == run:
-                    sequence.fail(error)
-            return
+            lost = [one for one, run in zip(flight.rows, flight.runs, strict=True) if one.finished is None and one.run == run]
+            for sequence in lost:
+                sequence.fail(error)
+            return error if lost else None
+        self._landed += 1
         now = self._clock()
         frames: list[tuple[Sequence, Int32]] = []
         ended: list[tuple[Sequence, FinishReason]] = []
@@ -338,6 +349,7 @@ class Engine:
         self._codec.push(frames)
         for sequence, reason in ended:
             self._finish(sequence, reason)
+        return None
 
     def _wait_for(self, result: Result) -> Int32:
         """A step's columns. What the codec makes meanwhile is handed over at once, not when the step is done."""
@@ -365,3 +377,11 @@ class Engine:
             self._wake.notify()
         sequence.channel.put(outcome)
         sequence.channel.wake()
+
+
+def _judge(device: Faults, errors: list[Exception | None], served: bool) -> None:
+    """A turn in which somebody's work failed and nobody was served speaks against the device. Where others were served, what
+    failed was a request's own."""
+    error = next((one for one in errors if one is not None), None)
+    if served or error is not None:
+        device.saw(None if served else error)

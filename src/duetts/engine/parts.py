@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,9 +12,37 @@ from duetts.engine.pages import Block
 from duetts.engine.playout import ChunkPolicy
 from duetts.engine.scheduler import Room
 from duetts.engine.sequence import Sequence
+from duetts.errors import DuettsError
 from duetts.types import Float32, Int32
 
 UNSOUND = -1  # the token of a row whose numbers were not finite
+MAX_FAULTS = 3  # of a device in a row, nothing done between them: one can be a request's, so many are not
+
+log = logging.getLogger(__name__)
+
+
+class Faults:
+    """Of one device: whether it has failed for good, as after a lasting CUDA fault. As a context it sees how that ends."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self.lasting = False
+
+    def saw(self, error: BaseException | None) -> None:
+        """What a call has ended with. Errors of our own and cancellations say nothing of a device."""
+        if error is None:
+            self._in_a_row = 0
+        elif isinstance(error, Exception) and not isinstance(error, DuettsError):
+            self._in_a_row += 1
+            if self._in_a_row >= MAX_FAULTS and not self.lasting:
+                log.error("the device has failed for good: %d times in a row, at last with", self._in_a_row, exc_info=error)
+                self.lasting = True
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.saw(error)
 
 
 class Result(Protocol):

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from duetts.engine.parts import Faults
 from duetts.errors import Aborted, EngineFailure, NotReady, Overloaded
 from duetts.models.codec import Codec
 from duetts.types import Float32, Int32
@@ -88,6 +89,7 @@ class ReferenceEncoder:
         self._answers: list[_Answer] = []
         self._closed = False
         self._turn = 0
+        self._faults = Faults()
         self._last_step: float | None = None  # seconds, while blocks follow each other
         self._seconds_per_block = 0.1
         self.num_blocks = 0
@@ -155,13 +157,16 @@ class ReferenceEncoder:
         """Encodes one block of one clip, and hands out what is complete. False if there was nothing to do.
 
         A block that fails ends its clip only. Such failures are torch's own; any other is a fault of this program: it goes on
-        to the caller, whose end must call `close`.
+        to the caller, whose end must call `close`. So does the failure of a device that fails again and again.
         """
         job = self._choose()
         if job is not None:
             try:
-                self._encode_block(job)
+                with self._faults:
+                    self._encode_block(job)
             except RuntimeError as error:
+                if self._faults.lasting:
+                    raise
                 self._fail(job, error)
         return self._hand_out() or job is not None
 
