@@ -35,7 +35,8 @@ def hum(seed: int, index: int) -> Chunk:
 
 
 class FakeSpeaker:
-    """Knobs, read from `knobs.json` or given: frame_s, places, alive, and in a folder's file start_s, start_error, exit."""
+    """Knobs, read from `knobs.json` or given: frame_s, places, alive, codec, and in a folder's file up, start_s, start_error,
+    exit."""
 
     info = INFO
 
@@ -81,7 +82,7 @@ class FakeSpeaker:
     def stats(self) -> dict[str, Any]:
         return {
             "open": self.open, "frames": self.frames, "finished": dict(self.finished), "voices": dict(self.voices),
-            "alive": self.knobs.get("alive", True),
+            "alive": self.knobs.get("alive", True), **({"codec": self.knobs["codec"]} if "codec" in self.knobs else {}),
         }  # fmt: skip
 
     async def close(self) -> None:
@@ -118,7 +119,7 @@ def start_at(orders: Orders) -> Started:
         os._exit(knobs["exit"])
     if "start_error" in knobs:
         raise ERRORS[knobs["start_error"]]
-    return Started(speaker, VOCABULARY)
+    return Started(speaker, VOCABULARY, lambda: bool(speaker.knobs.get("up", True)))
 
 
 if __name__ == "__main__":

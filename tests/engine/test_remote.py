@@ -18,18 +18,20 @@ import numpy as np
 import pytest
 
 from duetts.config import EngineConfig, ProcessConfig
-from duetts.engine.remote import RemoteSpeaker
+from duetts.engine.remote import RemoteSpeaker, Search
 from duetts.engine.supervisor import backoff_s, private_folder
 from duetts.errors import (
     Aborted,
     CheckpointError,
     ConfigError,
+    DeadlineExceeded,
     DuettsError,
     EngineFailure,
     NotEnoughMemory,
     NotReady,
     Overloaded,
 )
+from duetts.server.metrics import Metrics
 from duetts.types import Chunk, Outcome
 from tests.waiting import LIMIT_S, until
 
@@ -235,6 +237,50 @@ async def test_nobody_waits_for_an_engine_that_cannot_be_up_in_time(tmp_path: Pa
             await collect(running.speaker, spoken())
         assert refusal.value.retry_after_s is not None
         assert 100 < refusal.value.retry_after_s < 300
+
+
+async def test_how_long_a_codec_is_away_is_its_own_time_not_the_engines_start(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, wait_s=100.0) as running:
+        link = running.speaker._engines[0].link
+        assert link is not None
+        assert link.ready_at is not None
+        link.ready_at += 1000  # it took as long to start
+        await until(lambda: running.speaker.stats()["engines"][0]["start_s"] > 1000)
+        running.set(up=False, codec={"expected_s": 500.0})
+        await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        with pytest.raises(NotReady, match="nor will be soon") as refusal:
+            await collect(running.speaker, spoken())
+        assert refusal.value.retry_after_s == 500
+        running.set(up=False, codec={"expected_s": 0.0})
+        await until(lambda: running.speaker.stats()["engines"][0]["codec"]["expected_s"] == 0)
+        waiting = asyncio.ensure_future(collect(running.speaker, spoken(3, 9)))
+        await until(lambda: running.speaker.stats()["waiting_for_engine"] == 1 or waiting.done())
+        running.set()
+        assert (await asyncio.wait_for(waiting, LIMIT_S))[0] == whole(9, 3)
+
+
+async def test_an_engine_that_came_back_before_its_refusal_was_read_is_asked_again(tmp_path: Path) -> None:
+    """Its refusal and its news lay in one burst: nothing more comes that would wake anybody."""
+    async with fleet(tmp_path, 1, wait_s=1000.0) as running:
+        search = Search("", 1.0, refusals={0: NotReady("the engine is draining")})
+        engine, _ = await asyncio.wait_for(running.speaker._find(search), LIMIT_S)
+        assert engine.index == 0
+        late = Search("", 1.0, timeout_s=0.0, refusals={0: NotReady("the engine is draining")})
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(running.speaker._find(late), LIMIT_S)
+
+
+async def test_a_codec_process_is_counted_as_down_while_its_engine_is_away(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, codec_device="cpu", knobs={"codec": {"state": "ready", "pid": None, "starts": 1}}) as running:
+        metrics = Metrics()
+        metrics.watch(running.speaker.stats)
+        await until(lambda: b'duetts:codec_up{engine="0"} 1.0' in metrics.written())
+        running.set(start_s=300)
+        running.kill(0)
+        await until(lambda: running.speaker.stats()["engines_up"] == 0)
+        await until(lambda: b'duetts:codec_up{engine="0"} 0.0' in metrics.written())
+        await until(lambda: running.speaker.stats()["engines"][0]["state"] in ("starting", "loading"))
+        assert b'duetts:codec_up{engine="0"} 0.0' in metrics.written()
 
 
 async def test_a_waiting_request_is_served_by_the_engine_that_comes_back(tmp_path: Path) -> None:

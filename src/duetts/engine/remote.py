@@ -161,11 +161,16 @@ class RemoteSpeaker:
         if expected_s > left_s:
             raise EngineDead("no engine is up, nor will be soon", retry_after_s=retry_after_s)
         own_s = search.remaining_s
+        limit_s = max(0.0, left_s if own_s is None else min(left_s, own_s))
+        # News may have come together with a refusal, before anybody waited for it: whoever is up is asked again soon.
+        look_s = self._config.heartbeat_s if any(engine.takes_work for engine in self._engines) else limit_s
         self._waiting += 1
         try:
-            async with asyncio.timeout(max(0.0, left_s if own_s is None else min(left_s, own_s))):
+            async with asyncio.timeout(min(look_s, limit_s)):
                 await self._news.wait()
         except TimeoutError:
+            if look_s < limit_s:
+                return
             if own_s is not None and own_s <= left_s:
                 raise DeadlineExceeded(f"the request's limit of {search.timeout_s} s has passed") from None
             raise EngineDead("no engine is up", retry_after_s=retry_after_s) from None
@@ -178,7 +183,9 @@ class RemoteSpeaker:
 
     def _figures(self, engine: Supervisor) -> dict[str, Any]:
         link = engine.link
+        apart = {"codec": {"role": "codec", "state": "away", "pid": None, "starts": 0}}  # it comes and goes with its engine
         return {
+            **(apart if self._config.codec_device != "same" else {}),
             **(link.stats if link else {}),
             "index": engine.index,
             "state": engine.state,

@@ -92,7 +92,7 @@ class RemoteCodec:
         supervisor = self._supervisor
         told = supervisor.link.stats if supervisor.link is not None else {}
         own = {"state": supervisor.state, "pid": supervisor.pid, "starts": supervisor.starts, "start_s": supervisor.start_s}
-        return {"role": "codec", **told, **own}
+        return {"role": "codec", **told, **own, "expected_s": self.expected_s}
 
     async def close(self) -> None:
         """Ends the process."""

@@ -86,12 +86,15 @@ class Supervisor:
 
     @property
     def expected_s(self) -> float:
-        """Seconds until it may be up, from what its last start took; 0 for one that is up and only silent."""
+        """Seconds until it may be up, from what its last start took; 0 for one that is up and only silent. An engine without
+        its codec process tells when that may be back."""
         now = time.monotonic()
         if self.next_start is not None:
             return max(0.0, self.next_start - now) + self.start_s
         if self.link is None or self.link.ready_at is None:
             return max(0.0, self._began + self.start_s - now)
+        if self.link.state == "loading" and not self._ending:
+            return float(self.link.stats.get("codec", {}).get("expected_s", self.start_s))
         return 0.0 if self.link.state == "ready" and not self._ending else self.start_s
 
     async def stop(self) -> None:
