@@ -80,7 +80,7 @@ async def test_the_same_bytes_as_on_one_device(apart: RemoteSpeaker, alone: dict
     assert apart.info.codec_id == own.encoding_id()  # so that codes of voices stay good
     assert (apart.info.codec_device, apart.info.repeats) == ("cpu", True)
     await idle(apart)
-    assert codec(apart)["role"] == "codec"
+    assert (codec(apart)["role"], codec(apart)["expected_s"]) == ("codec", 0)
     assert codec(apart)["pid"] != engine(apart)["pid"]
     assert codec(apart)["calls"] >= 8
 
@@ -158,6 +158,19 @@ async def test_a_codec_that_stands_still_gets_no_more_than_its_credit(apart: Rem
     assert codec(apart)["starts"] == stopped["starts"]
     await idle(apart)
     assert codec(apart)["most_calls"] <= codec(apart)["credit"]
+
+
+async def test_a_signal_to_all_processes_leaves_the_streams_their_time(apart: RemoteSpeaker, alone: dict[int, bytes]) -> None:
+    """As a service manager sends it. The codec goes with its engine, when that has finished what runs."""
+    await idle(apart)
+    pids = [codec(apart)["pid"], engine(apart)["pid"]]
+    items = work(8, frames=LONG)
+    running = await speaking(apart, items)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert lost(items, await asyncio.wait_for(asyncio.gather(*running), LIMIT_S), alone) == []
+    await until(lambda: all(gone(pid) for pid in pids))
+    await idle(apart)
 
 
 async def test_leaving_frees_the_stream_in_the_codec(apart: RemoteSpeaker) -> None:

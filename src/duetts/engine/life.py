@@ -2,6 +2,8 @@
 No torch.
 
 SIGTERM drains: nothing new is taken, what runs is finished within the time for it, the exit code is 0. A second ends at once.
+A codec process does not hear it: a signal to all processes of a server must leave it to the streams that still run, and it ends
+with its engine.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ def live(start: Start) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C means the server, which then ends this process
     orders = Orders.read(sys.stdin.buffer)
     die_with(orders.parent)
+    if orders.role == "codec":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     form = f"%(asctime)s %(levelname)s %(name)s: {orders.role} {orders.index}: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     loop = asyncio.new_event_loop()
@@ -112,6 +116,7 @@ async def _serve(orders: Orders, start: Start) -> int:
             loop.remove_reader(stdin)
             host.end()
 
-    loop.add_signal_handler(signal.SIGTERM, stop)
+    if orders.role == "engine":
+        loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(stdin, hear_parent)
     return await host.run(lambda: start(orders, host.tell))
