@@ -121,6 +121,23 @@ def test_a_listener_who_waits_is_not_handed_less_than_what_a_call_computes_anywa
     assert handed == [4, 8, 12]
 
 
+class TimedVocoder(Vocoder):
+    def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
+        return Decoded(super().start(slots, codes, keep=keep).result(), 0.04)
+
+
+def test_a_part_of_a_chunk_does_not_make_the_codec_look_slow() -> None:
+    """Listeners were kept waiting since openings of two frames in calls of four counted as half as fast."""
+    vocoder, pace = TimedVocoder(4), Pace()
+    vocoder.quantum = 4
+    worker = CodecWorker(vocoder, ChunkPolicy(2, 8), pace, lambda sequence: None, lambda: 0.0)
+    listener, ear = sequence(0, streaming=True)
+    push(worker, listener, 2)
+    assert worker.step()
+    assert ear.heard == [0, 1]
+    assert pace.codec_frame_s == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize(("asked", "handed"), [(0, 2), (1, 1), (4, 4), (5, 5), (100, 8)])
 def test_a_listener_may_say_how_many_frames_come_first(asked: int, handed: int) -> None:
     worker = CodecWorker(Vocoder(4), ChunkPolicy(2, 8), Pace(), lambda sequence: None, lambda: 0.0)

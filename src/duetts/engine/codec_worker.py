@@ -352,9 +352,10 @@ class CodecWorker:
         self._faults.saw(None)
         now = self._clock()
         seconds = flight.decoding.seconds
-        self._pace.saw_codec(
-            sum(len(part.frames) - part.start for part in parts), now - flight.began if seconds is None else seconds
-        )
+        fresh = sum(len(part.frames) - part.start for part in parts)
+        # A call of fixed length takes the same time however little of it is new; only openings are handed over in parts.
+        fresh = max(fresh, self._vocoder.quantum or 0)
+        self._pace.saw_codec(fresh, now - flight.began if seconds is None else seconds)
         for part, sound, stream_codes in zip(parts, sounds, codes, strict=True):
             part.stream.flying = False
             if sound is None:
