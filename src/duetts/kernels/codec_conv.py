@@ -31,7 +31,8 @@ the block of 32 were wrong by as much as they are large on an H200 with Triton 3
 stages, at any dilation, while its block of 64, units of 192, and programs of 16 and 32 rows were right. Cause not found: the
 PTX, evaluated value by value on a CPU, is right. So units of 96 channels take programs of 32 rows.
 
-Measured on an H200 beside other work, 64 streams of 4 frames: convolutions of 384 channels 320 TFLOP/s, of 768 295, units of 192 up to 316.
+Measured on an H200 beside other work, 64 streams of 4 frames: convolutions of 384 channels 320 TFLOP/s, of 768 295, units of
+192 up to 316.
 """
 
 from __future__ import annotations
