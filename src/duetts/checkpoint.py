@@ -93,6 +93,7 @@ def load_dual_ar(
         _fill(dual_ar, open_language_model(folder), lambda name: _language_model_place(name, dual_ar))
     else:
         randomise_language_model(dual_ar, torch.Generator(device).manual_seed(dummy_seed))
+        spread_logits(dual_ar)
     dual_ar.requires_grad_(False)
     dual_ar.eval()
     if quantization != "none":
@@ -240,7 +241,7 @@ def _fill_codec(codec: Codec, file: TensorFile) -> None:
 
 
 def randomise_language_model(model: DualAR, generator: torch.Generator, std: float = 0.02) -> None:
-    """Normal weights, gains of one, and an end token whose logit is 0 among others near N(0, 1): it is never drawn."""
+    """Normal weights, gains of one, and an end token whose logit is 0."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -248,6 +249,16 @@ def randomise_language_model(model: DualAR, generator: torch.Generator, std: flo
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
         model.slow.output_weight[model.config.end_id] = 0.0
+
+
+def spread_logits(model: DualAR, deviation: float = 3.0) -> None:
+    """Makes random logits of any width near N(0, 9): the end's 0 is then out of reach among 64 choices as among 4,096.
+
+    States come out of the last norm with a mean square of one, so logits deviate by the weights' norm.
+    """
+    with torch.no_grad():
+        weight = model.slow.output_weight
+        weight.mul_(deviation / (weight.std() * model.config.slow.dim**0.5))
 
 
 def randomise_codec(codec: Codec, generator: torch.Generator) -> None:

@@ -182,7 +182,12 @@ def test_dummy_weights_are_seeded_and_never_end(tiny_folder: Path) -> None:
     assert_same(first, again)
     assert not torch.equal(first.dual_ar.slow.embeddings.weight, other.dual_ar.slow.embeddings.weight)
     assert not first.dual_ar.slow.head[-1].any()
-    assert first.dual_ar.slow.head[:-1].any(dim=1).all()
+    states = torch.randn(2000, 32, generator=torch.Generator().manual_seed(1))
+    logits = states @ first.dual_ar.slow.head.T  # [states, choices and the end]
+    assert 2.5 < logits[:, :-1].std() < 3.5
+    chosen = logits.softmax(-1).sort(descending=True)
+    before = (chosen.values.cumsum(-1) - chosen.values)[chosen.indices == logits.shape[1] - 1]  # likelier choices together
+    assert (before > 0.9).all(), "the end is among the likeliest nine tenths of some state"
 
 
 def test_dummy_weights_need_no_weight_files(copy: Path) -> None:
