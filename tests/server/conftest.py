@@ -16,7 +16,7 @@ from duetts.config import MIB, Limits, ServerConfig
 from duetts.server.app import create_app
 from duetts.server.outcomes import Outcomes
 from tests.server.sine import SineService
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_until
 
 NATIVE = "fishaudio/s2-pro"
 LIMITS = Limits(max_body_bytes=2 * MIB, reference_bytes=MIB)
@@ -70,5 +70,7 @@ def served() -> Iterator[Door]:
 
 @pytest.fixture
 def door(served: Door) -> Door:
+    """The server, when nothing is left of the test before: not even what is counted a moment after its client has left."""
+    wait_until(lambda: not served.outcomes.num_running and not served.service.speaking)
     served.service.reset()
     return served
