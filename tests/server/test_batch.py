@@ -18,6 +18,7 @@ from duetts.server import batch
 from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import NATIVE, Door, error_of
 from tests.server.sine import FRAME, RATE, Knobs, hum
+from tests.server.test_failures import open_request
 from tests.server.test_outcomes import outcome_of
 from tests.waiting import wait_until
 
@@ -165,16 +166,24 @@ def test_one_clip_is_decoded_once_for_all_items(door: Door, monkeypatch: pytest.
     assert [request.references[0].text for request in door.service.requests] == [REF_TEXT] * 5 + ["own"]
 
 
+def together(door: Door, knobs: Knobs, count: int, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of items whose first chunks are held until so many are spoken at once."""
+    door.service.knobs = knobs
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(results_of, door, items)
+        wait_until(lambda: door.service.speaking == count)
+        knobs.held_at = -1
+        return results.result()
+
+
 def test_results_keep_their_order_and_few_run_at_once(door: Door) -> None:
-    door.service.knobs = Knobs(chunk_wait_s=0.01)
-    results = results_of(door, [{"input": str(index), "seed": index} for index in range(32)])
+    results = together(door, Knobs(held_at=0), batch.AT_ONCE, [{"input": str(index), "seed": index} for index in range(32)])
     assert [(result["index"], result["seed"]) for result in results] == [(index, index) for index in range(32)]
     assert door.service.most_speaking == batch.AT_ONCE
 
 
 def test_a_batch_waits_for_places_that_it_has_itself(door: Door) -> None:
-    door.service.knobs = Knobs(places=2, chunk_wait_s=0.01)
-    results = results_of(door, [{"input": str(index)} for index in range(6)])
+    results = together(door, Knobs(places=2, held_at=0), 2, [{"input": str(index)} for index in range(6)])
     assert [result["status"] for result in results] == ["success"] * 6
     assert door.service.most_speaking == 2
     assert door.outcomes.num_running == 0
@@ -258,8 +267,8 @@ def test_msgpack_and_forms(door: Door) -> None:
 def test_leaving_ends_every_item(door: Door) -> None:
     door.service.knobs = Knobs(num_chunks=10**6, chunk_wait_s=0.005)
     before = door.outcomes.counts["client_disconnect"]
-    with pytest.raises(httpx.ReadTimeout):
-        door.http.post(PATH, json={"items": [{"input": "x"}] * 4}, timeout=0.3)
+    with open_request(door, PATH, items=[{"input": "x"}] * 4):
+        wait_until(lambda: door.service.speaking == 4)
     wait_until(lambda: not door.service.speaking and not door.outcomes.num_running)
     assert door.outcomes.counts["client_disconnect"] == before + 4
 

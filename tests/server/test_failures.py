@@ -96,10 +96,10 @@ def test_a_whole_body_that_fails_late_is_an_error(door: Door) -> None:
     assert door.service.aborted.is_set()
 
 
-def open_request(door: Door, **fields: Any) -> socket.socket:
+def open_request(door: Door, path: str = "/v1/audio/speech", **fields: Any) -> socket.socket:
     body = json.dumps({"input": "Hello.", **fields}).encode()
     connection = socket.create_connection(("127.0.0.1", door.port))
-    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 

@@ -122,10 +122,20 @@ def test_leaving_is_counted_whatever_was_going_on(door: Door, knobs: Knobs) -> N
 def test_a_delete_ends_a_speech(door: Door, knobs: Knobs, streaming: bool) -> None:
     """A request without audio so far gets a status that nobody retries, a stream breaks off."""
     door.service.knobs = knobs
+    begun = threading.Event()
+
+    def speak() -> httpx.Response:
+        fields = {"input": "Hello.", "stream_format": "audio" if streaming else None}
+        with door.http.stream("POST", "/v1/audio/speech", json=fields) as answer:
+            begun.set()
+            answer.read()
+            return answer
+
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(door.speak, stream_format="audio" if streaming else None)
+        future = pool.submit(speak)
         wait_for_request(door)
-        time.sleep(0.1)
+        if streaming and knobs.num_chunks > 3:
+            assert begun.wait(LIMIT_S)  # its status is sent with the first audio
         speech_id = door.service.requests[0].request_id
         answer = door.http.delete(f"/v1/audio/speech/{speech_id}")
         assert answer.json() == {"request_id": speech_id, "object": "audio.speech.cancelled", "cancelled": True}
