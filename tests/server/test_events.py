@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -79,10 +80,16 @@ def test_duration_and_rate_are_those_of_the_output(door: Door) -> None:
 
 def test_silences_are_filled_with_comments(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech, "SILENCE_S", 0.05)
-    door.service.knobs = Knobs(num_chunks=2, chunk_wait_s=0.3)
-    blocks = door.speak(stream=True, response_format="pcm", seed=1).text.split("\n\n")
+    door.service.knobs = knobs = Knobs(num_chunks=2, held_at=1)
+    body, text, began = {"input": "Hello.", "stream": True, "response_format": "pcm", "seed": 1}, "", time.monotonic()
+    with door.http.stream("POST", "/v1/audio/speech", json=body) as answer:
+        for part in answer.iter_text():
+            text += part
+            if text.count(": keep-alive") == 3:
+                knobs.held_at = -1
+    blocks = text.split("\n\n")
     assert blocks[0].startswith("event: speech.audio.delta")
-    assert 2 <= blocks.count(": keep-alive") <= 6
+    assert 3 <= blocks.count(": keep-alive") <= (time.monotonic() - began) / 0.049
     assert joined(events_of("\n\n".join(blocks))) == hum(1, 0) + hum(1, 1)
 
 
@@ -134,7 +141,7 @@ def test_a_client_that_leaves_ends_the_work(door: Door, name: str) -> None:
 
 def test_a_client_that_leaves_in_silence_ends_the_work(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech, "SILENCE_S", 0.05)
-    door.service.knobs = Knobs(num_chunks=2, chunk_wait_s=1.0)
+    door.service.knobs = Knobs(num_chunks=2, held_at=1)
     with door.http.stream("POST", "/v1/audio/speech", json={"input": "Hello.", "stream": True}) as answer:
         assert next(answer.iter_raw())
-    assert door.service.aborted.wait(0.5)
+    assert door.service.aborted.wait(LIMIT_S)

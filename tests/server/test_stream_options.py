@@ -24,8 +24,6 @@ from tests.server.test_auth import serving
 from tests.server.test_events import events_of
 from tests.waiting import LIMIT_S
 
-LATE_S = 1.0
-
 
 @contextmanager
 def told(**options: Any) -> Iterator[Door]:
@@ -74,8 +72,9 @@ def test_what_a_streams_header_states(stated: str, expected: tuple[int, int]) ->
 # -- the status ----------------------------------------------------------------------------------------------------------
 
 
-def head_and_rest(door: Door, stream_format: str) -> tuple[bytes, float, bytes]:
-    """The head of an answer, how many chunks of audio there were when it came, and all that followed."""
+def head_and_rest(door: Door, stream_format: str) -> tuple[bytes, int, bytes]:
+    """The head of an answer, how many bytes there were when it came, and all that followed. Audio is made when it is here."""
+    door.service.knobs = knobs = Knobs(held_at=0)
     body = json.dumps({"input": "Hello.", "response_format": "pcm", "stream_format": stream_format}).encode()
     with socket.create_connection(("127.0.0.1", door.port), timeout=LIMIT_S) as line:
         line.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -85,6 +84,7 @@ def head_and_rest(door: Door, stream_format: str) -> tuple[bytes, float, bytes]:
             received += line.recv(65536)
         head, _, rest = received.partition(b"\r\n\r\n")
         early = len(rest)
+        knobs.held_at = -1
         while data := line.recv(65536):
             rest += data
     return head, early, rest
@@ -93,7 +93,6 @@ def head_and_rest(door: Door, stream_format: str) -> tuple[bytes, float, bytes]:
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 def test_an_early_status_comes_before_audio(stream_format: str) -> None:
     with told(early_headers=True) as door:
-        door.service.knobs = Knobs(chunk_wait_s=LATE_S / 3)
         head, early, rest = head_and_rest(door, stream_format)
         assert head.startswith(b"HTTP/1.1 200")
         for name in (b"x-speech-id", b"x-seed", b"x-voice-resolved", b"x-sample-rate"):
