@@ -156,6 +156,7 @@ def test_trial_requests(served: Served, row: dict[str, Any]) -> None:
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_refusals_name_field_and_code(served: Served, fields: dict[str, Any], code: str, field: str) -> None:
+    served.settled()  # a step under way would be counted later
     before = served.synthesizer.stats()["steps"]
     answer = served.speak(**fields)
     assert answer.status_code == 400
