@@ -151,20 +151,6 @@ async def test_kill_in_mid_stream_costs_the_others_nothing(remote: RemoteSpeaker
     assert min(engine["frames"] for engine in remote.stats()["engines"]) > LONG
 
 
-@pytest.mark.slow
-async def test_sigterm_finishes_what_runs(remote: RemoteSpeaker, alone: dict[int, bytes]) -> None:
-    await idle(remote)
-    items = work(4, frames=LONG)
-    running = [asyncio.ensure_future(collect(remote, replace(item, voice_key=""))) for item in items]
-    await until(lambda: remote.stats()["open"] == 4)
-    starts = remote.stats()["engines"][1]["starts"]
-    os.kill(pids(remote)[1], signal.SIGTERM)
-    for item, (pcm, outcome) in zip(items, await asyncio.gather(*running), strict=True):
-        assert (outcome.reason, pcm) == ("length", alone[item.seed][: len(pcm)])
-    await until(lambda: remote.stats()["engines"][1]["starts"] == starts + 1)
-    await idle(remote)
-
-
 async def test_a_folder_that_is_no_model_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         await RemoteSpeaker.start(tmp_path, ENGINE, ProcessConfig(restart_s=20.0))

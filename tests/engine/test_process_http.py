@@ -64,7 +64,7 @@ class Served:
         """The body, and how it broke off if it did. `began` is set with the first audio."""
         body = b""
         try:
-            with self.http.stream("POST", "/v1/audio/speech", json={**LONG, "max_new_tokens": frames, **fields}) as answer:
+            with self.http.stream("POST", "/v1/audio/speech", json={**LONG, "max_new_tokens": frames} | fields) as answer:
                 assert answer.status_code == 200, answer.read()
                 for part in answer.iter_raw():
                     body += part
@@ -133,17 +133,21 @@ def test_an_engine_dies_and_later_the_server_is_stopped(served: Served) -> None:
     assert served.status("/health") == 200  # the other one is up
     assert served.stream(20) == (whole[: 20 * 4096], None)
 
+    pieces = {"input": "A long one. " * 9, "chunk_length": 100, "max_new_tokens": None}
+    whole, error = served.stream(0, **pieces)
+    assert error is None
     with ThreadPoolExecutor(1) as pool:
         event = threading.Event()
-        last = pool.submit(served.stream, FRAMES, event)
+        last = pool.submit(served.stream, 0, event, **pieces)
         assert event.wait(LIMIT_S)
-        served.process.send_signal(signal.SIGTERM)
+        for pid in (served.process.pid, *served.engines()):  # as a service manager sends it
+            os.kill(pid, signal.SIGTERM)
         served.wait("/ready", 503)
         refused = served.http.post("/v1/audio/speech", json=LONG)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert refused.headers["Retry-After"] == "5"
         assert served.status("/live") == 200
-        assert last.result() == (whole, None)  # it was finished
+        assert last.result() == (whole, None)  # it was finished, with all pieces
     assert served.process.wait(LIMIT_S) == 0
     wait_until(lambda: all(gone(pid) for pid in served.engines() + engines))
 

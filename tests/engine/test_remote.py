@@ -262,10 +262,10 @@ async def test_how_long_a_codec_is_away_is_its_own_time_not_the_engines_start(tm
 async def test_an_engine_that_came_back_before_its_refusal_was_read_is_asked_again(tmp_path: Path) -> None:
     """Its refusal and its news lay in one burst: nothing more comes that would wake anybody."""
     async with fleet(tmp_path, 1, wait_s=1000.0) as running:
-        search = Search("", 1.0, refusals={0: NotReady("the engine is draining")})
+        search = Search("", 1.0, refusals={0: NotReady("the engine is ending")})
         engine, _ = await asyncio.wait_for(running.speaker._find(search), LIMIT_S)
         assert engine.index == 0
-        late = Search("", 1.0, timeout_s=0.0, refusals={0: NotReady("the engine is draining")})
+        late = Search("", 1.0, timeout_s=0.0, refusals={0: NotReady("the engine is ending")})
         with pytest.raises(DeadlineExceeded):
             await asyncio.wait_for(running.speaker._find(late), LIMIT_S)
 
@@ -425,30 +425,17 @@ async def test_an_engine_with_a_dead_part_is_started_again(tmp_path: Path) -> No
         assert sorted(outcome.reason for _, outcome in done) == ["aborted"] * 2 + ["length"] * 2
 
 
-async def test_sigterm_drains_one_engine_and_another_takes_over(tmp_path: Path) -> None:
+async def test_signals_to_all_processes_are_not_meant_for_engines(tmp_path: Path) -> None:
+    """As terminals and service managers send them. New work is taken as ever: a long text has later pieces."""
     async with fleet(tmp_path) as running:
         tasks = await running.streams(4)
-        running.kill(0, signal.SIGINT)  # not meant for engines
-        running.kill(0, signal.SIGTERM)
-        await until(lambda: running.speaker.stats()["engines"][0]["state"] == "draining")
+        pids = running.pids()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            for index in range(2):
+                running.kill(index, number)
         assert (await collect(running.speaker, spoken(3, 9)))[0] == whole(9, 3)
-        assert share(await running.finish(tasks)) == (4, 0)  # what ran has been finished
-        await running.all_up()
-        assert running.starts() == [2, 1]
-
-
-async def test_draining_has_a_limit_and_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    for drain_s, signals, ends in ((0.2, 1, "aborted"), (300.0, 2, "failed")):
-        async with fleet(tmp_path, 1, drain_s=drain_s) as running:
-            tasks = await running.streams(2)
-            running.kill(0, signal.SIGTERM)
-            if signals == 2:
-                await until(lambda running=running: running.speaker.stats()["engines"][0]["state"] == "draining")
-                running.kill(0, signal.SIGTERM)
-            done = await asyncio.wait_for(asyncio.gather(*tasks), LIMIT_S)
-            kind = {"aborted": Aborted, "failed": EngineFailure}[ends]
-            assert [(outcome.reason, type(outcome.error)) for _, outcome in done] == [(ends, kind)] * 2
-            await running.all_up()
+        assert share(await running.finish(tasks)) == (4, 0)
+        assert (running.pids(), running.starts()) == (pids, [1, 1])
 
 
 async def test_engines_can_be_reached_over_tcp(tmp_path: Path) -> None:

@@ -84,7 +84,6 @@ class Host:
         self._work: dict[Key, asyncio.Task[None]] = {}
         self._progress: tuple[float, Any] = (time.monotonic(), None)
         self._sent = 0
-        self._drain_until: float | None = None
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, start: Callable[[], Awaitable[Started]]) -> int:
@@ -108,16 +107,6 @@ class Host:
             await asyncio.gather(*ending, return_exceptions=True)
             self._socket.close()
             self._context.term()
-
-    def drain(self) -> None:
-        """Takes nothing new and ends when what runs has ended, or when the time for it is over."""
-        if self._started is None:
-            self.end()
-        elif self._drain_until is None:
-            self._state = "draining"
-            self._drain_until = time.monotonic() + self._config.drain_s
-            self._tell_all()
-            self._end_if_drained()
 
     def tell(self) -> None:
         """Whether it is up may have changed: clients learn it now, not with the next heartbeat."""
@@ -148,15 +137,11 @@ class Host:
         """Ends the speaker, and with it every request as aborted; each client is told."""
         if self._started is None:
             return
-        self._state = "draining"
+        self._state = "ending"
         closing = asyncio.create_task(self._started.speaker.close())
         await asyncio.wait([closing], timeout=CLOSE_S)
         if self._work:
             await asyncio.wait(self._work.values(), timeout=1.0)
-
-    def _end_if_drained(self) -> None:
-        if self._state == "draining" and not self._work:
-            self.end()
 
     # -- heartbeats --------------------------------------------------------------------------------------------------
 
@@ -182,9 +167,6 @@ class Host:
             self.end(1)
         if now - self._heard > ABANDONED_S:
             log.warning("nobody has been heard for %.0f s", ABANDONED_S)
-            self.end()
-        if self._drain_until is not None and now > self._drain_until:
-            log.warning("%d requests are aborted: the time to drain is over", len(self._work))
             self.end()
         self._judge_speaker(now)
 
@@ -312,7 +294,6 @@ class Host:
 
     def _on_done(self, key: Key, task: asyncio.Task[None]) -> None:
         self._work.pop(key, None)
-        self._end_if_drained()
         error = None if task.cancelled() else task.exception()
         if error is None:
             return

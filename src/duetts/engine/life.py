@@ -1,9 +1,7 @@
-"""The life of an engine or codec process: orders through standard input, ending when their giver does; signals; the exit code.
-No torch.
+"""The life of an engine or codec process: orders through standard input, ending when their giver does; the exit code. No torch.
 
-SIGTERM drains: nothing new is taken, what runs is finished within the time for it, the exit code is 0. A second ends at once.
-A codec process does not hear it: a signal to all processes of a server must leave it to the streams that still run, and it ends
-with its engine.
+SIGTERM and SIGINT are not heard: whoever sends them to all processes of a server, as terminals and service managers do, means
+the server, which needs its engines and their codecs to the end of what they speak, and then ends them itself.
 """
 
 from __future__ import annotations
@@ -71,11 +69,10 @@ def live(start: Start) -> None:
 
     `start` runs in the event loop, which it must not hold; what it is given besides tells that `is_up` may have changed.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C means the server, which then ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     orders = Orders.read(sys.stdin.buffer)
     die_with(orders.parent)
-    if orders.role == "codec":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     form = f"%(asctime)s %(levelname)s %(name)s: {orders.role} {orders.index}: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     loop = asyncio.new_event_loop()
@@ -102,21 +99,11 @@ async def _serve(orders: Orders, start: Start) -> int:
     host = Host(orders.address, orders.incarnation, orders.processes)
     loop = asyncio.get_running_loop()
     stdin = sys.stdin.fileno()
-    stops = 0
-
-    def stop() -> None:
-        nonlocal stops
-        stops += 1
-        if stops > 1:
-            os._exit(128 + signal.SIGTERM)
-        host.drain()
 
     def hear_parent() -> None:
         if not os.read(stdin, 1024):
             loop.remove_reader(stdin)
             host.end()
 
-    if orders.role == "engine":
-        loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_reader(stdin, hear_parent)
     return await host.run(lambda: start(orders, host.tell))

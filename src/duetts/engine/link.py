@@ -29,7 +29,7 @@ from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Timings, U
 
 BURST = 64  # messages that are read before others have a turn
 QUIET_S = 0.1  # without a message after the process has ended: nothing more will come
-STATES = ("loading", "ready", "draining", "failed", "ended")
+STATES = ("loading", "ready", "ending", "failed", "ended")
 
 log = logging.getLogger("duetts.engine")
 

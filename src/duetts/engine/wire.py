@@ -10,7 +10,7 @@ that way, so that a loss shows at the next heartbeat, and a kind:
                       encode(id) + samples             float32 [samples]
                       decode(id, slots, fresh, keep) + codes  int32 [streams, codebooks, frames], to a codec process
                       cancel(id)
-    from the engine   state(state, info, stats, error) its heartbeat: loading, ready, draining, failed; ended is its last word
+    from the engine   state(state, info, stats, error) its heartbeat: loading, ready, ending, failed; ended is its last word
                       chunk(id, number, frames) + pcm, codes
                       end(id, number, outcome)         number is the count of chunks before it
                       codes(id) + codes
