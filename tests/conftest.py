@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -17,6 +18,10 @@ from .tiny import TINY
 # Triton reads this once, when it is first imported: without a GPU, kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Whether an example takes 0.2 s, and how long it takes to make one, is the machine's affair, also in tests that do not say so.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from duetts.types import Int32
 from duetts.voices.code_folder import DISK_BLOCK, CodeFolder
 
 ROOMY = 1 << 30
+UNHURRIED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 def key(number: int) -> str:
@@ -42,7 +43,7 @@ def used(folder: Path) -> int:
 
 
 @given(books=st.integers(1, 10), frames=st.integers(1, 700), highest=st.sampled_from([0, 4095, 32767]), seed=st.integers(0, 9))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=UNHURRIED)
 def test_what_is_written_is_read(tmp_path: Path, books: int, frames: int, highest: int, seed: int) -> None:
     codes = np.random.default_rng(seed).integers(0, highest + 1, (books, frames)).astype(np.int32)
     folder = CodeFolder(tmp_path / "references", "codec", ROOMY)
@@ -72,7 +73,7 @@ def test_a_file_holds_codes_and_nothing_else_and_is_its_owners(tmp_path: Path) -
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=UNHURRIED)
 def test_damage_counts_as_absence(tmp_path: Path, data: st.DataObject) -> None:
     folder = CodeFolder(tmp_path, "codec", ROOMY)
     name = key(1)
