@@ -16,7 +16,7 @@ from duetts.model_config import ModelConfig
 from duetts.text.prompt import build_prompt, voice_positions
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Int32, Outcome, Sampling, Utterance
-from tests.waiting import until
+from tests.waiting import holding, until
 
 from .test_engine import collect, settled, speaker
 
@@ -116,12 +116,21 @@ async def test_a_listener_takes_the_place_of_a_complete_answer(endless_folder: P
     async with speaker(endless_folder, max_num_seqs=1) as own:
         patient = Utterance("patient", prompt, Sampling(), 1, 150)
         expected, _ = await collect(own, patient)
-        running = asyncio.ensure_future(collect(own, patient))
-        await until(lambda: own.stats()["running"] == 1)
-        _, outcome = await collect(own, Utterance("listener", prompt, Sampling(), 2, 20, streaming=True))
-        assert not running.done()
-        assert outcome.reason == "length"
+        ends: list[str] = []
+
+        async def heard(one: Utterance) -> tuple[bytes, Outcome]:
+            found = await collect(own, one)
+            ends.append(one.request_id)
+            return found
+
+        with holding(own._engine._device, "launch"):
+            running = asyncio.ensure_future(heard(patient))
+            await until(lambda: own.stats()["running"] == 1)
+            listening = asyncio.ensure_future(heard(Utterance("listener", prompt, Sampling(), 2, 20, streaming=True)))
+            await until(lambda: own.stats()["open"] == 2)
         assert (await running)[0] == expected
+        assert (await listening)[1].reason == "length"
+        assert ends == ["listener", "patient"]
         await settled(own)
 
 

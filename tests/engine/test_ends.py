@@ -12,7 +12,7 @@ import pytest
 from duetts.engine.inprocess import InProcessSpeaker
 from duetts.errors import Aborted, DeadlineExceeded, EngineFailure, NotReady, Overloaded
 from duetts.types import Chunk, Int32, Sampling, Utterance
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S, holding, until
 
 from .test_engine import collect, prompts, settled, speaker
 
@@ -138,10 +138,11 @@ async def test_a_fault_of_the_loop_fails_everybody_and_takes_nothing_more(
 
 async def test_what_does_not_fit_the_cache_harms_only_its_caller(endless_folder: Path, prompts: list[Int32]) -> None:
     async with speaker(endless_folder) as own:
-        running = asyncio.ensure_future(collect(own, spoken(prompts[0], 20)))
-        await until(lambda: own.stats()["open"] == 1)
-        with pytest.raises(AssertionError, match="positions are needed"):
-            await collect(own, spoken(prompts[0], 1024))
+        with holding(own._engine._device, "launch"):
+            running = asyncio.ensure_future(collect(own, spoken(prompts[0], 20)))
+            await until(lambda: own.stats()["open"] == 1)
+            with pytest.raises(AssertionError, match="positions are needed"):
+                await collect(own, spoken(prompts[0], 1024))
         assert (await running)[1].reason == "length"
         await settled(own)
 

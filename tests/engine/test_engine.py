@@ -25,7 +25,7 @@ from duetts.models.blocks import Projection
 from duetts.text.prompt import build_prompt
 from duetts.text.tokenizer import Tokenizer
 from duetts.types import Chunk, Int32, Outcome, Sampling, Utterance
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S, holding, until
 
 CPU = torch.device("cpu")
 TEXTS = ["Hi.", "One two three.", "Hello, how are you?", "A longer sentence, with a comma and 42 in it. " * 4]
@@ -135,10 +135,11 @@ async def test_closing_a_stream_frees_its_slot(endless_folder: Path, prompts: li
 async def test_a_full_line_refuses_at_once(endless_folder: Path, prompts: list[Int32]) -> None:
     async with speaker(endless_folder, max_num_seqs=1, max_queue=2) as own:
         long = [Utterance(str(i), prompts[0], Sampling(), i, 60) for i in range(3)]
-        running = [asyncio.ensure_future(collect(own, utterance)) for utterance in long]
-        await asyncio.sleep(0)  # they are in line
-        with pytest.raises(Overloaded) as refusal:
-            await collect(own, Utterance("one more", prompts[1], Sampling(), 0, 3))
+        with holding(own._engine._device, "launch"):
+            running = [asyncio.ensure_future(collect(own, utterance)) for utterance in long]
+            await asyncio.sleep(0)  # they are in line
+            with pytest.raises(Overloaded) as refusal:
+                await collect(own, Utterance("one more", prompts[1], Sampling(), 0, 3))
         assert refusal.value.retry_after_s >= 1
         assert all(outcome.reason in ("stop", "length") for _, outcome in await asyncio.gather(*running))
         await settled(own)
@@ -149,10 +150,11 @@ async def test_a_listener_who_would_wait_too_long_is_refused_at_once(endless_fol
         first = Utterance("first", prompts[0], Sampling(), 1, 5, streaming=True)
         await collect(own, first)  # how long a listener stays is known now
         listeners = [replace(first, request_id=str(index), max_frames=60) for index in range(2)]
-        running = [asyncio.ensure_future(collect(own, listener)) for listener in listeners]
-        await until(lambda: own.stats()["waiting"] == 1)
-        with pytest.raises(Overloaded, match=r"a listener would wait for .* s, 0 s are allowed") as refusal:
-            await collect(own, replace(first, request_id="one more"))
+        with holding(own._engine._device, "launch"):
+            running = [asyncio.ensure_future(collect(own, listener)) for listener in listeners]
+            await until(lambda: own.stats()["waiting"] == 1)
+            with pytest.raises(Overloaded, match=r"a listener would wait for .* s, 0 s are allowed") as refusal:
+                await collect(own, replace(first, request_id="one more"))
         assert refusal.value.retry_after_s >= 1
         running.append(asyncio.ensure_future(collect(own, replace(first, request_id="complete", streaming=False))))
         assert all(outcome.reason in ("stop", "length") for _, outcome in await asyncio.gather(*running))
@@ -314,6 +316,7 @@ async def test_known_codes_give_the_sound_that_they_were_spoken_with(tiny_folder
         chunks = [[item for item in items if isinstance(item, Chunk)] for items in spoken]
         codes = [np.concatenate([chunk.codes for chunk in each], axis=1) for each in chunks if each]
         pcm = [b"".join(chunk.pcm for chunk in each) for each in chunks if each]
+        await settled(own)  # no step is under way, which would be counted later
         steps = own.stats()["steps"]
         alone = [await collect(own, known(each)) for each in codes]
         assert own.stats()["steps"] == steps
@@ -337,9 +340,10 @@ async def test_decoding_ends_when_nobody_waits(tiny_folder: Path) -> None:
         _, outcome = await collect(own, known(codes, timeout_s=0.05))
         assert isinstance(outcome.error, DeadlineExceeded)
         await settled(own)
-        waiting = [asyncio.create_task(collect(own, known(codes[:, :20]))) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            await collect(own, known(codes))
+        with holding(own._engine._codec._vocoder, "start"):
+            waiting = [asyncio.create_task(collect(own, known(codes[:, :20]))) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):
+                await collect(own, known(codes))
         assert [outcome.num_frames for _, outcome in await asyncio.gather(*waiting)] == [20, 20]
         await settled(own)

@@ -26,7 +26,7 @@ from duetts.models.codec import Codec
 from duetts.models.codec_state import StreamState, StreamView
 from duetts.types import Float32, SpeakerInfo
 from duetts.voices.reference import Clip, ReferenceCodes
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S, turns, until
 
 FRAME = 2048
 
@@ -476,13 +476,13 @@ async def test_an_impatient_client_gets_its_voice_at_the_second_try() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     run(encoder)
-    await asyncio.sleep(0.01)
+    await turns()
     assert (await codes.codes(clip)).hit
     abandoned = asyncio.ensure_future(codes.codes(Clip("other", 8, tagged(1, 2))))
     await until(lambda: encoder.waiting == 1)
     abandoned.cancel()
     with pytest.raises(asyncio.CancelledError):
         await abandoned
-    await asyncio.sleep(0.01)
+    await turns()
     assert not encoder.step()
     assert 2.0 not in codec.blocks

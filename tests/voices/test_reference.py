@@ -13,7 +13,7 @@ from duetts.config import Limits, cache_folder
 from duetts.errors import InvalidRequest, NotReady, Overloaded
 from duetts.types import Float32, Int32
 from duetts.voices.reference import Clip, ClipCodes, ReferenceCodes
-from tests.waiting import until
+from tests.waiting import turns, until
 
 from ..inputs import REFUSED_CLIPS, clip
 
@@ -166,7 +166,7 @@ async def test_when_all_have_left_the_encoding_is_withdrawn() -> None:
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
-    await asyncio.sleep(0)
+    await turns()
     assert encoder.withdrawn == 1
     encoder.go.set()
     assert not (await codes.codes(known(3))).hit
@@ -186,11 +186,11 @@ async def test_what_is_finished_although_all_have_left_is_kept() -> None:
 
     codes = ReferenceCodes(encode, RATE, Limits())
     impatient = asyncio.ensure_future(codes.codes(known(3)))
-    await asyncio.sleep(0.01)
+    await turns()
     impatient.cancel()
     await asyncio.wait([impatient])
     go.set()
-    await asyncio.sleep(0.01)
+    await turns()
     assert (await codes.codes(known(3))).hit
 
 
