@@ -27,7 +27,7 @@ from tests.inputs import INPUTS, REF_TEXT, clip
 from tests.server.real import NATIVE, Served, serve
 from tests.server.test_events import events_of, joined
 from tests.server.test_metrics import Numbers
-from tests.waiting import LIMIT_S, wait_until
+from tests.waiting import LIMIT_S, holding, wait_until
 
 CLIP = clip("control_pcm16.wav")
 TEXT = "Hello, how are you?"
@@ -140,7 +140,16 @@ def asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[Utterance]:
 
 @pytest.fixture
 def endless(endless_folder: Path) -> Iterator[Served]:
-    yield from serve(endless_folder, max_num_seqs=1, max_queue=1)
+    """Steps take a little time, so that what a test does to a speech is done before its end."""
+    for served in serve(endless_folder, max_num_seqs=1, max_queue=1):
+        device = device_of(served)
+        launch = device.launch
+        device.launch = lambda rows, launch=launch: (time.sleep(0.004), launch(rows))[1]
+        yield served
+
+
+def device_of(served: Served) -> Any:
+    return served.synthesizer._speaker._engine._device  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("cloned", [False, True])
@@ -358,9 +367,10 @@ def test_a_continued_utterance_needs_no_place_in_line(endless: Served) -> None:
         talk.send(json.dumps({"type": "session.config", "max_new_tokens": 30, "response_format": "pcm"}))
         talk.send(json.dumps({"type": "input.text", "text": "A first one. A second one. A third"}))
         talk.recv(timeout=LIMIT_S)
-        wait_until(lambda: endless.synthesizer.stats()["open"] == 1)
-        other = pool.submit(endless.speak, input="Hi.", max_new_tokens=60)
-        wait_until(lambda: endless.synthesizer.stats()["open"] == 2)
+        with holding(device_of(endless), "launch"):
+            wait_until(lambda: endless.synthesizer.stats()["open"] == 1)
+            other = pool.submit(endless.speak, input="Hi.", max_new_tokens=60)
+            wait_until(lambda: endless.synthesizer.stats()["open"] == 2)
         talk.send(json.dumps({"type": "input.done"}))
         assert len(heard(talk)) == 3 * 30 * 2 * 2048
         assert other.result().status_code == 200
