@@ -159,7 +159,7 @@ async def test_late_text_is_not_counted_as_late_audio() -> None:
     _, first = await run(speaker, script(1, streaming=True))
     assert first.said is not None
     _, second = await run(speaker, script(1, streaming=True, continues=replace(first.said, heard_at=time.monotonic() - 60)))
-    assert second.timings.worst_underrun_s < 1
+    assert second.timings.worst_underrun_s < 30  # of 60
     assert speaker.asked[1].lead_s == 0
 
 
@@ -174,12 +174,13 @@ async def test_what_comes_to_nothing_leaves_what_was_said_before_it() -> None:
 
 async def test_one_piece_is_handed_on_as_it_is() -> None:
     speaker = ToldSpeaker()
-    what = script(1)
+    what, began = script(1), time.monotonic()
     chunks, outcome = await run(speaker, what)
+    took = time.monotonic() - began
     assert speaker.asked == [what.first]
     assert set(b"".join(chunk.pcm for chunk in chunks)) == {1000 & 255, 1000 >> 8}
     assert outcome.timings.queue_s == 0.1
-    assert outcome.timings.first_audio_s == pytest.approx(0.3, abs=0.1)
+    assert 0.3 <= outcome.timings.first_audio_s <= 0.3 + took
 
 
 async def test_history_that_does_not_fit_is_left_out() -> None:

@@ -21,9 +21,17 @@ def duetts_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("duetts")]
 
 
+def slowed(tts: TTS) -> TTS:
+    """Its steps take so long that 900 frames take 45 s: nothing ends by itself."""
+    device = tts._synthesizer._speaker._engine._device  # type: ignore[attr-defined]
+    launch = device.launch
+    device.launch = lambda *rows: (time.sleep(0.05), launch(*rows))[1]
+    return tts
+
+
 def test_closing_ends_what_other_threads_wait_for(endless_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = duetts_threads()
-    tts = TTS(endless_folder, device="cpu", cpu_threads=1)
+    tts = slowed(TTS(endless_folder, device="cpu", cpu_threads=1))
     decode, decoding = tts._synthesizer._references.decode, threading.Event()
 
     async def slow(*arguments: Any) -> Any:
@@ -61,11 +69,8 @@ def test_a_closed_door_says_so(endless_folder: Path) -> None:
     stream.close()
 
 
-def test_an_interrupt_ends_the_work(endless_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
-        device = tts._synthesizer._speaker._engine._device  # type: ignore[attr-defined]
-        launch = device.launch
-        monkeypatch.setattr(device, "launch", lambda *rows: (time.sleep(0.05), launch(*rows))[1])  # 900 frames take 45 s
+def test_an_interrupt_ends_the_work(endless_folder: Path) -> None:
+    with slowed(TTS(endless_folder, device="cpu", cpu_threads=1)) as tts:
         options = {"max_new_tokens": 900, "temperature": 0}
         for speak in (lambda: tts.say("On.", **options), lambda: list(tts.stream("On.", **options))):
             caller = threading.get_ident()
@@ -87,7 +92,7 @@ def test_an_interrupt_ends_the_work(endless_folder: Path, monkeypatch: pytest.Mo
 def test_an_interrupt_between_two_steps_ends_the_work(
     endless_folder: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    with TTS(endless_folder, device="cpu", cpu_threads=1) as tts:
+    with slowed(TTS(endless_folder, device="cpu", cpu_threads=1)) as tts:
         hand_over = tts._loop.call_soon_threadsafe
         calls: list[Any] = []
 
