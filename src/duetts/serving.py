@@ -33,6 +33,7 @@ from duetts.server.metrics import Metrics
 from duetts.synthesizer import Synthesizer
 
 HURRIED = 1  # exit code after a second signal
+KEEP_ALIVE_S = 75  # longer than proxies and clients keep idle connections: one that is used again has not just been closed
 LAST_WORDS_S = 2  # for answers that are cut short to be sent
 
 log = logging.getLogger("duetts")
@@ -69,7 +70,8 @@ async def serve(plan: Plan) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             gate, root_path=plan.server.root_path, lifespan="off", log_config=None, access_log=False,
-            timeout_graceful_shutdown=LAST_WORDS_S, ssl_certfile=tls.certfile, ssl_keyfile=tls.keyfile,
+            timeout_graceful_shutdown=LAST_WORDS_S, timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=tls.certfile, ssl_keyfile=tls.keyfile,
             ssl_ca_certs=None if tls.ca_certs is None else str(tls.ca_certs),
             ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca_certs else ssl.CERT_NONE,
         )

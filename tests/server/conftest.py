@@ -15,6 +15,7 @@ import uvicorn
 from duetts.config import MIB, Limits, ServerConfig
 from duetts.server.app import create_app
 from duetts.server.outcomes import Outcomes
+from duetts.serving import KEEP_ALIVE_S
 from tests.server.sine import SineService
 from tests.waiting import LIMIT_S, wait_until
 
@@ -56,7 +57,7 @@ def error_of(response: httpx.Response, status: int, code: str | None, field: str
 def served() -> Iterator[Door]:
     service = SineService(LIMITS)
     app = create_app(service, CONFIG)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

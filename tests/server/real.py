@@ -15,6 +15,7 @@ import uvicorn
 from duetts.config import EngineConfig, Limits, ServerConfig
 from duetts.engine.inprocess import start_speaker
 from duetts.server.app import create_app
+from duetts.serving import KEEP_ALIVE_S
 from duetts.synthesizer import Synthesizer
 from tests.waiting import wait_until
 
@@ -44,7 +45,7 @@ def serve(folder: Path, **engine: Any) -> Iterator[Served]:
     speaker = start_speaker(folder, EngineConfig(device="cpu", cpu_threads=1, **engine))
     synthesizer = Synthesizer(folder, speaker, HALF_SIZED)
     app = create_app(synthesizer, ServerConfig((NATIVE,), limits=HALF_SIZED))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S))
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)

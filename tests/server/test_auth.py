@@ -24,6 +24,7 @@ from duetts.config import AccessConfig, Limits, ServerConfig
 from duetts.server.app import create_app
 from duetts.server.auth import CATALOG, PUBLIC
 from duetts.server.errors import is_fish
+from duetts.serving import KEEP_ALIVE_S
 from tests.server.conftest import NATIVE, error_of
 from tests.server.sine import SineService
 from tests.waiting import LIMIT_S
@@ -40,7 +41,9 @@ def application(access: AccessConfig) -> FastAPI:
 
 @contextmanager
 def serving(app: Any, **options: Any) -> Iterator[httpx.Client]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, **options))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, lifespan="off", log_config=None, timeout_keep_alive=KEEP_ALIVE_S, **options)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -146,6 +147,20 @@ async def say_on_a_socket(address: str) -> None:
             pass
 
 
+def kept_alive(path: Path) -> None:
+    """A connection answers after a rest that is longer than many proxies and clients make."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(60)
+        line.connect(str(path))
+        for rest_s in (0, 8):
+            time.sleep(rest_s)
+            line.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while b"alive" not in answer:
+                answer += (part := line.recv(4096))
+                assert part, "it was closed"
+
+
 @pytest.mark.slow
 def test_a_unix_socket(tiny_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "duetts.sock"
@@ -153,6 +168,7 @@ def test_a_unix_socket(tiny_folder: Path, tmp_path: Path) -> None:
         assert server.address == str(path)
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://duetts") as http:
             server.until(http, "/ready", 200)
+            kept_alive(path)
             second = subprocess.run(
                 [sys.executable, "-m", "duetts", "serve", str(tiny_folder), "--uds", str(path)], capture_output=True, text=True
             )

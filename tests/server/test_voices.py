@@ -17,6 +17,7 @@ import uvicorn
 
 from duetts.config import Limits, RequestsConfig, ServerConfig, VoicesConfig
 from duetts.server.app import create_app
+from duetts.serving import KEEP_ALIVE_S
 from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import NATIVE, Door, error_of
 from tests.server.sine import SineService
@@ -42,7 +43,7 @@ def serving(folder: Path, openai_aliases: bool = True, dialect: str = "auto", **
     service = SineService(limits, config)
     settings = ServerConfig((NATIVE,), limits=limits, voices=config, requests=RequestsConfig(openai_aliases, dialect))
     app = create_app(service, settings)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

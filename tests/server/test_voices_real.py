@@ -21,6 +21,7 @@ from duetts.config import EngineConfig, Limits, ServerConfig, VoicesConfig
 from duetts.engine.inprocess import start_speaker
 from duetts.errors import ConfigError
 from duetts.server.app import create_app
+from duetts.serving import KEEP_ALIVE_S
 from duetts.synthesizer import Synthesizer
 from duetts.types import Utterance
 from duetts.voices.store import RECORD
@@ -71,7 +72,7 @@ def serving(model: Path, folder: Path, default: str = "auto", **engine: Any) -> 
 
     speaker.speak = noting  # type: ignore[method-assign]
     app = create_app(synthesizer, ServerConfig((NATIVE,), limits=LIMITS, voices=voices))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

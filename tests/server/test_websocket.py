@@ -23,6 +23,7 @@ from duetts.config import Limits, ServerConfig
 from duetts.errors import EngineFailure, Overloaded
 from duetts.server import frames
 from duetts.server.app import create_app
+from duetts.serving import KEEP_ALIVE_S
 from tests.audio.listening import hear
 from tests.inputs import REF_TEXT, clip
 from tests.server.conftest import LIMITS, NATIVE, Door
@@ -516,7 +517,9 @@ def drainable(limits: Limits) -> Iterator[tuple[int, SineService]]:
         scope["state"] = {"draining": draining["event"]}
         await app(scope, receive, send)
 
-    server = uvicorn.Server(uvicorn.Config(outer, port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(outer, port=0, log_level="critical", lifespan="off", timeout_keep_alive=KEEP_ALIVE_S)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
