@@ -260,11 +260,11 @@ def test_limits_are_named(field: str, value: float, limits: str) -> None:
 
 
 def test_filters_start_no_threads() -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = set(os.listdir("/proc/self/task"))
     outputs = [OutputStream(plan_output(RATE, response_format="pcm", speed=3, volume=1), RATE) for _ in range(4)]
     for output in outputs:
         output.write(bytes(8 * FRAME))
-    assert len(os.listdir("/proc/self/task")) == before
+    assert set(os.listdir("/proc/self/task")) <= before  # others may end meanwhile
 
 
 def test_outputs_that_are_given_up_leave_nothing_behind() -> None:

@@ -444,9 +444,9 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def open_files() -> int:
-    """How many this process has."""
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> set[str]:
+    """The numbers of those that this process has. Some may be closed by other tests' servers meanwhile."""
+    return set(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("path", ["anna.wav", "./anna.wav", "deep/link.wav", "inner/link.wav", "{}/anna.wav"])
@@ -474,7 +474,7 @@ async def test_nothing_else_and_no_word_of_what_exists(folder: Path, tmp_path: P
         errors = [await refusal(where, Address(path, local=True)) for path in (*inside, *outside)]
         assert {(type(error), error.code) for error in errors} == {(ForbiddenReference, "local_media_forbidden")}
         assert len({str(error) for error in errors}) == 1
-        assert open_files() == before
+        assert open_files() <= before
 
 
 async def test_a_file_has_the_bound_of_all_clips(folder: Path) -> None:
