@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from duetts.cluster.door import Answer, Door, Question, numbers_of_all
 from duetts.server.metrics import Metrics
+from tests.waiting import turns
 
 UNKNOWN = b'{"error": {"code": "request_not_found"}}'
 
@@ -179,11 +180,11 @@ async def test_a_handler_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPa
 
     door, _ = door_before(deaf)
     task = asyncio.ensure_future(door(scope_for("/v1/audio/speech", "POST"), silence, nothing))
-    await asyncio.sleep(0.01)
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.sleep(0)
+    await turns()
     assert ended == ["ended"]
 
 
