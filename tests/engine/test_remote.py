@@ -19,7 +19,7 @@ import pytest
 
 from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine.remote import RemoteSpeaker, Search
-from duetts.engine.supervisor import backoff_s, private_folder
+from duetts.engine.supervisor import backoff_s, listen_at, short_folder
 from duetts.errors import (
     Aborted,
     CheckpointError,
@@ -484,22 +484,41 @@ async def test_engines_end_when_their_server_does_however_it_does(tmp_path: Path
         server.stdout.close()
 
 
+@pytest.mark.parametrize("victim", ["server", "engine"])
+async def test_nothing_stays_on_disk_of_an_engine_that_is_killed_while_it_loads(
+    tmp_path: Path, temporary: Path, victim: str
+) -> None:
+    """It has not even opened its socket. Whoever dies: the codec process of an engine is started by that, as this one here."""
+    told = tmp_path / "pid"
+    loading = f"import os, sys; open({str(told)!r}, 'w').write(str(os.getpid())); sys.stdin.buffer.read()"
+    command = [sys.executable, "-c", SERVER, str(tmp_path), sys.executable, "-c", loading]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: ASYNC220
+    try:
+        await until(lambda: told.exists() and told.read_text() != "")
+        pid = int(told.read_text())
+        os.kill(server.pid if victim == "server" else pid, signal.SIGKILL)
+        await until(lambda: gone(pid))
+        if victim == "engine":
+            await until(lambda: int(told.read_text() or pid) != pid)  # it is started again
+        assert os.listdir(temporary) == []
+    finally:
+        server.kill()
+        server.wait()
+
+
 def test_the_wait_before_a_restart_doubles_up_to_a_limit() -> None:
     config = ProcessConfig()
     assert [backoff_s(failures, config) for failures in range(9)] == [0.5, 0.5, 1, 2, 4, 8, 16, 30, 30]
     assert backoff_s(10**6, config) == 30
 
 
-def test_sockets_lie_in_a_private_folder_with_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_lie_in_a_folder_with_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert short_folder() == tempfile.gettempdir()
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = private_folder()
-    try:
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert len(str(folder / "engine")) <= 107
-    finally:
-        folder.rmdir()
+    with tempfile.TemporaryDirectory(prefix="duetts-", dir=short_folder()) as folder, listen_at(f"ipc://{folder}/engine"):
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_foreign_errors_are_engine_failures_without_their_text() -> None:
 
 
 def test_orders_come_back_through_a_stream(tmp_path: Any) -> None:
-    orders = Orders(1, "ipc://x", "life", 77, str(tmp_path), EngineConfig(device="cpu", seed=5), ProcessConfig(engines=3))
+    orders = Orders(1, "ipc://x", 5, "life", 77, str(tmp_path), EngineConfig(device="cpu", seed=5), ProcessConfig(engines=3))
     (tmp_path / "orders").write_bytes(orders.pack() + b"later")
     with (tmp_path / "orders").open("rb") as stream:
         assert Orders.read(stream) == orders

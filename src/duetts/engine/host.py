@@ -62,9 +62,9 @@ class Client:
 
 
 class Host:
-    """One engine on one socket, for the clients of one incarnation."""
+    """One engine on one socket, for the clients of one incarnation. `listener` is a socket that is at the address already."""
 
-    def __init__(self, address: str, incarnation: str, config: ProcessConfig) -> None:
+    def __init__(self, address: str, incarnation: str, config: ProcessConfig, listener: int = -1) -> None:
         self._incarnation = incarnation
         self._config = config
         self._context = zmq.asyncio.Context()
@@ -73,6 +73,7 @@ class Host:
             (zmq.ROUTER_MANDATORY, 1),  # a message to a client that is gone is an error, not lost
             (zmq.ROUTER_HANDOVER, 1),  # over tcp a client may come back; what was lost meanwhile shows by the places
             (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 1000), (zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES),
+            (zmq.USE_FD, listener),
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         self._socket.bind(address)

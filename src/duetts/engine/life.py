@@ -32,10 +32,12 @@ Role = Literal["engine", "codec"]
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a process is told. `parent` is the id of the process that it must not outlive."""
+    """What a process is told. Its `listener` is a socket at the address; `parent` the id of the process that it must not
+    outlive."""
 
     index: int
     address: str
+    listener: int
     incarnation: str
     parent: int
     folder: str
@@ -96,7 +98,7 @@ def die_with(parent: int) -> None:
 
 async def _serve(orders: Orders, start: Start) -> int:
     """Serves until the end. Returns the exit code."""
-    host = Host(orders.address, orders.incarnation, orders.processes)
+    host = Host(orders.address, orders.incarnation, orders.processes, orders.listener)
     loop = asyncio.get_running_loop()
     stdin = sys.stdin.fileno()
 

@@ -87,6 +87,7 @@ class Link:
         for option, value in (
             (zmq.ROUTING_ID, secrets.token_bytes(16)), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 20), (zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES),
+            (zmq.HANDSHAKE_IVL, 0),  # it is connected before the process begins, which then may load for long
         ):  # fmt: skip
             self._socket.setsockopt(option, value)
         self._socket.connect(address)

@@ -2,7 +2,8 @@
 for each engine, and an engine one for its codec process.
 
 A life of a process has its own private socket and its own secret, so that nothing of an earlier life can be taken for an
-answer of the present one. The process notices by the end of its standard input that whoever started it is gone.
+answer of the present one. The socket is held before the process begins, so that its name is gone by then, whoever dies. The
+process notices by the end of its standard input that whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
+import select
+import socket
 import sys
 import tempfile
 import time
@@ -136,26 +138,29 @@ class Supervisor:
         self.starts += 1
         self._began = time.monotonic()
         incarnation = secrets.token_hex(16)
-        folder = None
+        link = None
         try:
-            folder = None if self._config.listen else private_folder()
-            address = f"ipc://{folder}/engine" if folder else self._config.address(self.index)
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in the terminal is for the server to act upon
-            )
+            with tempfile.TemporaryDirectory(prefix="duetts-", dir=short_folder()) as folder:
+                address = self._config.address(self.index) if self._config.listen else f"ipc://{folder}/engine"
+                listener = listen_at(address)
+                link = Link(self._context, address, incarnation, self._changed)
+                await asyncio.to_thread(select.select, [listener], [], [], END_S)  # until the link holds it, too
+            with listener:
+                orders = Orders(
+                    self.index, address, listener.fileno(), incarnation, os.getpid(), str(self._folder), self._engine,
+                    self._config, self._role,
+                )  # fmt: skip
+                process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=asyncio.subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True
+                )
         except OSError as error:
-            _remove(folder)
+            if link is not None:
+                await link.close()
             return EngineFailure(f"{self._name} cannot be started: {error}")
-        self.pid, self._silent, self._ending = process.pid, False, False
-        self.link = link = Link(self._context, address, incarnation, self._changed)
+        self.link, self.pid, self._silent, self._ending = link, process.pid, False, False
         try:
-            orders = Orders(
-                self.index, address, incarnation, os.getpid(), str(self._folder), self._engine, self._config, self._role
-            )
             await _give(process, orders)
-            failure = await self._watch(process, link, folder)
+            failure = await self._watch(process, link)
             self._ending = True
             self._changed()
             loads = self._role == "codec" and link.ready_at is None  # an engine that loads may have a codec process to end
@@ -169,9 +174,8 @@ class Supervisor:
                 _kill(process)
             self.link = self.pid = None
             await link.close()
-            _remove(folder)
 
-    async def _watch(self, process: asyncio.subprocess.Process, link: Link, folder: Path | None) -> DuettsError | None:
+    async def _watch(self, process: asyncio.subprocess.Process, link: Link) -> DuettsError | None:
         """Until the process ends by itself, must be ended (the reason is returned) or the watch stops."""
         began, tick = self._began, time.monotonic()
         ends = [asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._stopping.wait())]
@@ -183,9 +187,6 @@ class Supervisor:
                 if now - tick > 3 * self._config.heartbeat_s:
                     self._awake = now  # what has come meanwhile is read before anybody is held to be silent
                 tick = now
-                if link.state != "starting":
-                    _remove(folder)  # both ends hold the socket: its name is not needed any more, and nothing is left behind
-                    folder = None
                 reason = self._judge(link, began, now)
                 if reason is not None:
                     return reason
@@ -264,15 +265,22 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         return
 
 
-def _remove(folder: Path | None) -> None:
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+def listen_at(address: str) -> socket.socket:
+    """A socket that listens at ipc://path or tcp://host:port. Raises `OSError`."""
+    scheme, _, place = address.partition("://")
+    if scheme == "tcp":
+        host, port = place.rsplit(":", 1)
+        return socket.create_server((host, int(port)))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(place)
+    listener.listen()
+    return listener
 
 
-def private_folder() -> Path:
-    """A new folder for nobody else (0700) whose path leaves room for a socket's name. Raises `ConfigError`."""
+def short_folder() -> str:
+    """A folder for temporary files in which the path of a socket is short enough. Raises `ConfigError`."""
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         path = os.path.join(parent, "duetts-12345678", "engine")
         if len(os.fsencode(path)) <= zmq.IPC_PATH_MAX_LEN and os.access(parent, os.W_OK):
-            return Path(tempfile.mkdtemp(prefix="duetts-", dir=parent))
+            return parent
     raise ConfigError(f"no folder for temporary files has a path short enough for a socket ({zmq.IPC_PATH_MAX_LEN} bytes)")
