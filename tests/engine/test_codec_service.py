@@ -216,6 +216,47 @@ async def test_calls_under_way_on_a_device_do_not_hold_up_the_next_ones(tmp_path
         assert [(each.sounds, each.seconds) for each in await answers(*futures)] == [([sound([n])], 0.25) for n in range(3)]
 
 
+class Touched:
+    """A call that notes which threads touch it; the first time it is asked it is not ready."""
+
+    def __init__(self, threads: set[int], is_ready: bool) -> None:
+        self._threads, self._is_ready = threads, is_ready
+
+    @property
+    def seconds(self) -> float:
+        self._threads.add(threading.get_ident())
+        return 0.1
+
+    def ready(self) -> bool:
+        self._threads.add(threading.get_ident())
+        return self._is_ready
+
+    def result(self) -> list[bytes | None]:
+        self._threads.add(threading.get_ident())
+        return [sound([1])]
+
+
+async def test_only_threads_that_have_chosen_the_device_touch_its_calls() -> None:
+    """Marks of a GPU that are asked for by another thread would open a context on the first one."""
+    prepared, touched = set[int](), set[int]()
+
+    class Marked(Vocoder):
+        def start(self, slots: list[int], codes: Int32, *, keep: bool) -> Decoding:
+            touched.add(threading.get_ident())
+            return Touched(touched, is_ready=bool(codes.any()))
+
+    service = CodecService(INFO, Marked(), Encoder(), None, lambda: prepared.add(threading.get_ident()))
+    try:
+        for row in ([0], [1]):
+            made = await service.decode(call(row))
+            assert (made.sounds, made.seconds) == ([sound([1])], 0.1)
+    finally:
+        await service.close()
+    assert touched == prepared
+    assert len(prepared) == 2
+    assert threading.get_ident() not in touched
+
+
 async def test_a_connection_that_ends_fails_what_is_open(tmp_path: Path) -> None:
     vocoder = Vocoder()
     async with served(tmp_path, vocoder, Encoder()) as (_, link, _):

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from duetts.engine.parts import DecodeCall, Decoded, Decoding, Encoder, EncoderDriver, Faults, Vocoder
@@ -21,7 +22,8 @@ CREDIT = 4  # calls where several go to a device one behind the other
 
 
 class CodecService:
-    """A vocoder on a thread of its own; without a `driver` the encoder is stepped there, too. Threads call `prepare` first."""
+    """A vocoder on a thread of its own; without a `driver` the encoder is stepped there, too. Calls are touched only by threads
+    that have called `prepare` first: asking one whether it is ready would open another GPU where none is chosen."""
 
     def __init__(
         self, info: SpeakerInfo, vocoder: Vocoder, encoder: Encoder, driver: EncoderDriver | None,
@@ -45,16 +47,13 @@ class CodecService:
         self._most = max(self._most, self._open)
         try:
             with self._faults:
-                decoding, seconds = await loop.run_in_executor(self._launching, self._launch, call)
-                if decoding.ready():
-                    found = decoding.result()
-                else:
-                    found = await loop.run_in_executor(self._landing, decoding.result)
+                begun = await loop.run_in_executor(self._launching, self._launch, call)
+                made = begun if isinstance(begun, Decoded) else await loop.run_in_executor(self._landing, begun)
         finally:
             self._open -= 1
         self._calls += 1
         self._frames += len(call.slots) * int(call.codes.shape[2])
-        return Decoded(found, seconds if decoding.seconds is None else decoding.seconds)
+        return made
 
     async def encode_reference(self, wave: Float32) -> Int32:
         """Mono float32 [samples] at the codec rate -> codes int32 [codebooks, frames], as a speaker does it."""
@@ -77,13 +76,14 @@ class CodecService:
         for pool in (self._launching, self._landing):
             await asyncio.to_thread(pool.shutdown)
 
-    def _launch(self, call: DecodeCall) -> tuple[Decoding, float]:
-        """The call begun, and how long that took, which on a CPU is all of it."""
+    def _launch(self, call: DecodeCall) -> Decoded | Callable[[], Decoded]:
+        """Begins the call: what it makes, if that is there at once, as on a CPU, or how to wait for it."""
         began = time.monotonic()
         for slot in call.fresh:
             self._vocoder.reset(slot)
         decoding = self._vocoder.start(call.slots, call.codes, keep=call.keep)
-        return decoding, time.monotonic() - began
+        landing = partial(land, decoding, time.monotonic() - began)
+        return landing() if decoding.ready() else landing
 
     async def _pump(self) -> None:
         """Steps the encoder between calls of the decoder while it has anything to do."""
@@ -95,3 +95,9 @@ class CodecService:
             if self._encoder.waiting:
                 self._broken = True
                 self._encoder.close()
+
+
+def land(decoding: Decoding, seconds: float) -> Decoded:
+    """What a call makes; it took so many seconds, unless it knows better. Waits, and raises whatever a device raises."""
+    sounds = decoding.result()
+    return Decoded(sounds, seconds if decoding.seconds is None else decoding.seconds)
