@@ -26,8 +26,8 @@ from .test_remote_link import collect
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENGINE = EngineConfig(device="cpu", cpu_threads=1, max_num_seqs=4, max_queue=4, max_model_len=1024)
-LONG = 50  # frames
-CONFIG = ProcessConfig(engines=2, silence_s=3.0, stuck_s=20.0)
+LONG = 100  # frames: enough to be killed in the middle, also by a test that is late
+CONFIG = ProcessConfig(engines=2, heartbeat_s=0.05, silence_s=3.0, stuck_s=20.0)
 RNG = np.random.default_rng(5)
 PROMPTS: list[Int32] = [
     np.concatenate([RNG.integers(0, 200, (1, length)), np.zeros((4, length), np.int64)]).astype(np.int32)

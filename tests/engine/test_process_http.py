@@ -22,7 +22,7 @@ from .test_remote import gone
 
 LONG = {"input": "A long one.", "response_format": "pcm", "stream_format": "audio", "seed": 1, "temperature": 0.9}
 
-FRAMES = 120  # long enough to be killed in the middle
+FRAMES = 400  # long enough to be killed in the middle, also by a test that is late
 
 
 class Served:
