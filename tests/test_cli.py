@@ -14,7 +14,7 @@ from duetts.cli import app
 
 def duetts(*arguments: str, stdin: str | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "duetts", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=200)
 
 
 def duetts_here(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

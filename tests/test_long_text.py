@@ -167,7 +167,7 @@ def test_the_commands_standard_input_may_be_long(tiny_folder: Path, tmp_path: Pa
     file = tmp_path / "a.wav"
     command = [sys.executable, "-m", "duetts", "say", "-", "-o", str(file), "--model", str(tiny_folder), "--seed", "2"]
     text = read("long_paragraph.txt")[:330]
-    run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=100, check=False)
+    run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
     with wave.open(str(file)) as reader:
         assert reader.getnframes() % FRAME == 0

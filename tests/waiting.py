@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LIMIT_S = 60.0  # only a fault takes this long
+LIMIT_S = 120.0  # only a fault takes this long
 
 
 async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:

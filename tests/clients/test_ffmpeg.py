@@ -21,7 +21,7 @@ RATES = [(name, rate) for name, chosen in FORMATS.items() for rate in (None, min
 
 
 def run(program: str, data: bytes, *options: str) -> bytes:
-    return subprocess.run([program, "-v", "error", *options], input=data, capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run([program, "-v", "error", *options], input=data, capture_output=True, check=True, timeout=200).stdout
 
 
 def samples_of(data: bytes, *given: str) -> int:

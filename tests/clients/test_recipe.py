@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="runs curl 
 
 def typed(command: str, served: Served, folder: Path) -> None:
     local = command.replace("http://localhost:8000", served.base).replace("curl ", "curl --fail -sS --noproxy '*' ")
-    subprocess.run(["bash", "-ec", local], cwd=folder, check=True, timeout=100)
+    subprocess.run(["bash", "-ec", local], cwd=folder, check=True, timeout=200)
 
 
 def test_the_basic_request(tiny_served: Served, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_any_other_word_is_an_error_that_lists_the_right_ones(name: str) -> None
 
 def test_importing_it_loads_neither_torch_nor_triton() -> None:
     program = "import sys; import duetts.attention.fish_kvcache_attn; assert not {'torch', 'triton'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=200, check=False).returncode == 0
 
 
 @no_gpu

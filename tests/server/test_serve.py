@@ -38,7 +38,7 @@ class Running:
     log: list[str] = field(default_factory=list)
     address: str = ""
 
-    def until(self, http: httpx.Client, path: str, status: int, seconds: float = 90) -> httpx.Response:
+    def until(self, http: httpx.Client, path: str, status: int, seconds: float = 200) -> httpx.Response:
         deadline = time.monotonic() + seconds
         while (answer := http.get(path)).status_code != status:
             assert time.monotonic() < deadline, answer.text + "".join(self.log)
@@ -62,7 +62,7 @@ def running(*options: str, **environment: str) -> Iterator[Running]:
         reader.start()
         yield server
         process.terminate()
-        assert process.wait(60) == 0, "".join(server.log)
+        assert process.wait(200) == 0, "".join(server.log)
         reader.join()
     finally:
         process.kill()

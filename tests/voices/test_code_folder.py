@@ -192,7 +192,7 @@ assert np.array_equal(folder.read("early"), codes)
 def test_a_full_disk_is_said_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """The system refuses to write more than 1,000 bytes into a file, as it does on a full disk."""
     result = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("cannot be kept on disk") == 1
