@@ -76,6 +76,13 @@ def names_at(url: str) -> list[str]:
     return sorted(item.name for item in Bucket(url).items())
 
 
+def grow_old(folder: Path, but: str) -> None:
+    """All files in it, but those with that in their path."""
+    for path in folder.rglob("*"):
+        if path.is_file() and but not in str(path):
+            os.utime(path, (time.time() - 2 * UNFINISHED_S,) * 2)
+
+
 # -- what one replica does is seen by another
 
 
@@ -314,9 +321,7 @@ def test_rubbish_goes_with_time_and_nothing_else_does(tmp_path: Path) -> None:
         bucket.write(f"{folder_name('damaged')}/audio-{'3' * 16}", b"somebody may want it")
         bucket.write("notes.txt", b"not ours")
         before = names_at(url)
-        for path in (tmp_path / "bucket").rglob("*"):
-            if path.is_file() and "2" * 16 not in path.name:
-                os.utime(path, (time.time() - 2 * UNFINISHED_S,) * 2)
+        grow_old(tmp_path / "bucket", but="2" * 16)
         store.add(a_voice("Bob"), b"clip", replace=False)
         gone = set(before) - set(names_at(url))
         assert gone == {f"{folder_name('gone')}/audio-{'0' * 16}", f"{FOLDER}/audio-{'1' * 16}"}
@@ -662,6 +667,41 @@ async def test_a_recording_without_its_record_can_be_removed(place: str, memory:
     assert os.listdir(tmp_path) == ([whole.id] if place == "folder" else [])
     assert await store.all() == [whole]
     store.close()
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+async def test_of_a_consent_whose_record_is_refused_nothing_stays(
+    place: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ConsentStore(tmp_path if place == "folder" else memory, 2, 100, 10)
+    kind, write = type(store._files), type(store._files).write
+
+    def full(files: Any, name: str, content: bytes) -> None:
+        if name.endswith(".json"):
+            raise StorageFailure("full")
+        write(files, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "write", full)
+        with pytest.raises(StorageFailure):
+            await store.add("name", "en", b"recording")
+    assert names_at(memory) == os.listdir(tmp_path) == await store.all() == []
+    store.close()
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+async def test_a_recording_whose_process_has_died_goes_with_a_later_consent(place: str, tmp_path: Path) -> None:
+    with a_bucket("shelf", tmp_path) as url:
+        store = ConsentStore(tmp_path / "own" if place == "folder" else url, 2, 100, 10)
+        dead, writing = (f"cons_{digit * 24}/recording" for digit in "01")
+        for name in (dead, writing, "cons_other/recording"):
+            store._files.write(name, b"recording")
+        grow_old(tmp_path, but="1" * 24)
+        consent = await store.add("name", "en", b"recording")
+        left = {item.name for item in store._files.items()}
+        assert left == {writing, "cons_other/recording", f"{consent.id}/consent.json", f"{consent.id}/recording"}
+        assert await store.all() == [consent]
+        store.close()
 
 
 async def test_consents_lie_beside_voices_also_where_the_url_ends_with_a_slash(memory: str, tiny_folder: Path) -> None:

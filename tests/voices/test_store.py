@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from duetts.config import voices_folder
 from duetts.errors import CheckpointError, InvalidRequest, StorageFailure, VoiceExists
 from duetts.types import Voice
+from duetts.voices.folder import WRITING
 from duetts.voices.names import FOLDER_NAME, clean_name, folder_name, name_key
-from duetts.voices.store import RECORD, REMOVED, WRITING, VoiceStore, read_presets, read_voice
+from duetts.voices.store import RECORD, REMOVED, VoiceStore, read_presets, read_voice
 from tests.waiting import LIMIT_S
 
 CODES = np.arange(40, dtype=np.int32).reshape(4, 10)

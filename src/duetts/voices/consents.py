@@ -1,25 +1,27 @@
-"""Recordings in which speakers agree, kept on disk and nothing more. No HTTP; nothing looks into the recordings."""
+"""Recordings in which speakers agree, kept and nothing more. No HTTP; nothing looks into the recordings.
+
+The record is put last and removed first: what can be seen is whole. A recording without one goes at once where that can be
+done, else when somebody adds a consent an hour later.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import secrets
-import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import time
 
-from duetts.errors import CheckpointError, InvalidRequest, VoiceNotFound
+from duetts.errors import CheckpointError, InvalidRequest, StorageFailure, VoiceNotFound
 from duetts.json_fields import Fields, parse_json
 from duetts.types import Consent
-from duetts.voices.bucket import Bucket, located
+from duetts.voices.bucket import Item, located
+from duetts.voices.folder import Folder
 from duetts.voices.sharing import Threads
-from duetts.voices.store import REMOVED, WRITING, place_file, storage, sync_folder
+from duetts.voices.store import UNFINISHED_S
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class ConsentStore:
 
     def __init__(self, place: Path | str, max_consents: int, max_bytes: int, max_waiting: int) -> None:
         found = located(place)
-        self._files = _Folder(found) if isinstance(found, Path) else _Bucket(found)
+        self._files = Folder(found) if isinstance(found, Path) else found
         self._max_consents = max_consents
         self._max_bytes = max_bytes
         self._threads = Threads("duetts-consents", 1, max_waiting)
@@ -71,17 +73,33 @@ class ConsentStore:
         self._threads.close()
 
     def _write(self, consent: Consent, recording: bytes) -> Consent:
-        if len(self._files.ids()) >= self._max_consents:
+        ids, rest = self._look()
+        if len(ids) >= self._max_consents:
             raise InvalidRequest(
                 f"there are {self._max_consents} consents, and no more are allowed; remove some first", field="name",
                 code="voice_limit",
             )  # fmt: skip
-        self._files.add(consent.id, _record(consent), recording)
+        try:
+            self._files.write(f"{consent.id}/{RECORDING}", recording)
+            self._files.write(f"{consent.id}/{RECORD}", _record(consent))
+        except StorageFailure:
+            with suppress(StorageFailure):
+                self._files.remove(_names(consent.id))
+            raise
+        late = time() - UNFINISHED_S
+        with suppress(StorageFailure):
+            self._files.remove(item.name for item in rest if item.time is not None and item.time < late)
         return consent
+
+    def _look(self) -> tuple[set[str], list[Item]]:
+        """The ids of all consents, and what is of none."""
+        items = {item: item.name.partition("/")[0] for item in self._files.items()}
+        ids = {owner for item, owner in items.items() if item.name == f"{owner}/{RECORD}" and CONSENT_ID.fullmatch(owner)}
+        return ids, [item for item, owner in items.items() if owner not in ids and CONSENT_ID.fullmatch(owner)]
 
     def _read_all(self) -> list[Consent]:
         found = []
-        for consent_id in self._files.ids():
+        for consent_id in self._look()[0]:
             try:
                 found.append(self._read(consent_id))
             except VoiceNotFound:
@@ -92,88 +110,27 @@ class ConsentStore:
         if not CONSENT_ID.fullmatch(consent_id):
             raise _not_found(consent_id)
         try:
-            fields = Fields(parse_json(self._files.read(consent_id), RECORD), "consent")
+            fields = Fields(parse_json(self._files.read(f"{consent_id}/{RECORD}"), RECORD), "consent")
             return Consent(consent_id, fields.text("name", ""), fields.text("language", ""), fields.integer("created_at"))
         except (CheckpointError, OSError) as error:
             raise _not_found(consent_id) from error
 
     def _rename(self, consent_id: str, name: str) -> Consent:
         consent = replace(self._read(consent_id), name=name)
-        self._files.write(consent_id, _record(consent))
+        self._files.write(f"{consent_id}/{RECORD}", _record(consent))
         return consent
 
     def _remove(self, consent_id: str) -> None:
         try:
             self._read(consent_id)
-        except VoiceNotFound:
-            if CONSENT_ID.fullmatch(consent_id):  # the recording may still be there, of one that was removed in part
-                self._files.remove(consent_id)
-            raise
-        self._files.remove(consent_id)
+        finally:  # the recording may still be there, of one that was removed in part
+            if CONSENT_ID.fullmatch(consent_id):
+                self._files.remove(_names(consent_id))
 
 
-class _Folder:
-    """Consents on disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def ids(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self._folder) if CONSENT_ID.fullmatch(name)]
-        except OSError:
-            return []
-
-    def read(self, consent_id: str) -> bytes:
-        return (self._folder / consent_id / RECORD).read_bytes()
-
-    def add(self, consent_id: str, record: bytes, recording: bytes) -> None:
-        """All of a consent or nothing."""
-        with storage():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside = Path(tempfile.mkdtemp(dir=self._folder, prefix=WRITING))
-            try:
-                place_file(aside / RECORDING, recording)
-                place_file(aside / RECORD, record)
-                os.rename(aside, self._folder / consent_id)
-            except OSError:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-            sync_folder(self._folder)
-
-    def write(self, consent_id: str, record: bytes) -> None:
-        with storage():
-            place_file(self._folder / consent_id / RECORD, record)
-
-    def remove(self, consent_id: str) -> None:
-        aside = self._folder / f"{REMOVED}{secrets.token_hex(8)}"
-        with storage(), suppress(FileNotFoundError):
-            os.rename(self._folder / consent_id, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-class _Bucket:
-    """Consents in an object store: the record is put last and removed first."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-
-    def ids(self) -> list[str]:
-        names = [item.name.partition("/") for item in self._bucket.items()]
-        return [consent_id for consent_id, _, rest in names if rest == RECORD and CONSENT_ID.fullmatch(consent_id)]
-
-    def read(self, consent_id: str) -> bytes:
-        return self._bucket.read(f"{consent_id}/{RECORD}")
-
-    def add(self, consent_id: str, record: bytes, recording: bytes) -> None:
-        self._bucket.write(f"{consent_id}/{RECORDING}", recording)
-        self._bucket.write(f"{consent_id}/{RECORD}", record)
-
-    def write(self, consent_id: str, record: bytes) -> None:
-        self._bucket.write(f"{consent_id}/{RECORD}", record)
-
-    def remove(self, consent_id: str) -> None:
-        self._bucket.remove([f"{consent_id}/{RECORD}", f"{consent_id}/{RECORDING}"])
+def _names(consent_id: str) -> list[str]:
+    """What belongs to a consent, in the order in which it goes."""
+    return [f"{consent_id}/{RECORD}", f"{consent_id}/{RECORDING}"]
 
 
 def _record(consent: Consent) -> bytes:

@@ -19,8 +19,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from duetts.errors import CheckpointError, InvalidRequest, StorageFailure, Voice
 from duetts.json_fields import Fields, parse_json
 from duetts.types import Int32, Voice, VoiceOrigin
 from duetts.voices.code_folder import compose_codes, parse_codes
+from duetts.voices.folder import WRITING, place_file, storage, sync_folder
 from duetts.voices.names import FOLDER_NAME, folder_name, name_key, name_problem
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ REVISION = re.compile(r"[0-9a-f]{16}")
 
 RECORD = "voice.json"
 FORMAT = 1  # of the record
-WRITING, REMOVED = ".writing-", ".removed-"
+REMOVED = ".removed-"
 UNFINISHED_S = 3600.0  # after this, what was never completed belongs to a process that died
 KEPT_CODES = 4  # codecs whose codes a voice keeps
 ATTEMPTS = 8  # when other processes add and remove the same voice at the same moment
@@ -309,16 +310,6 @@ def _full(message: str) -> InvalidRequest:
     return InvalidRequest(f"{message}; remove some first", field="name", code="voice_limit")
 
 
-@contextmanager
-def storage() -> Iterator[None]:
-    """Turns what the disk refuses into one error, whose message names no path."""
-    try:
-        yield
-    except OSError as error:
-        log.error("the voices folder cannot be written: %s", error)
-        raise StorageFailure(f"voices cannot be stored on this server: {error.strerror}") from error
-
-
 # -- files ---------------------------------------------------------------------------------------------------------------
 
 
@@ -329,32 +320,6 @@ def _write_files(stored: StoredVoice, audio: bytes, codec_id: str, codes: Int32 
     if codes is not None:
         stored.keep_codes(codec_id, codes)
     place_file(stored.folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False).encode())
-
-
-def place_file(path: Path, content: bytes) -> None:
-    """Writes a file that is whole as soon as it has its name, after a crash too."""
-    aside = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder last."""
-    with suppress(OSError):  # where folders cannot be opened, renames are as durable as the system makes them
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _remove_files(folder: Path, unwanted: Callable[[Path], bool]) -> None:
