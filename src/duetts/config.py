@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from duetts.cores import usable_cores
 from duetts.errors import ConfigError
 
 MIB = 1 << 20
@@ -136,7 +137,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     first_chunk: int = 2
     largest_chunk: int = 16
-    cpu_threads: int = field(default_factory=lambda: max(1, (os.cpu_count() or 2) // 2))
+    cpu_threads: int = field(default_factory=lambda: max(1, usable_cores() // 2))
     max_line_s: float | None = None
     seed: int = 0
 

@@ -16,6 +16,7 @@ from duetts.attention import fish_kvcache_attn
 from duetts.checkpoint import read_configs
 from duetts.checkpoint_files import TensorFile, open_codec, open_language_model
 from duetts.config import EngineConfig, ProcessConfig
+from duetts.cores import usable_cores
 from duetts.engine.memory import MemoryPlan, choose_device, longest_sequence, plan_memory
 from duetts.engine.process import place, place_codec
 from duetts.errors import CheckpointError, ConfigError
@@ -61,7 +62,7 @@ def examine(folder: Path, config: EngineConfig, processes: ProcessConfig) -> Ite
 
 def _machine() -> Iterator[Finding]:
     yield Finding("machine", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}")
-    yield Finding("cores", f"{os.cpu_count()}")
+    yield Finding("cores", f"{usable_cores()} may be used, the machine has {os.cpu_count()}")
     yield Finding("torch", torch.__version__)
     triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "absent"
     yield Finding("triton", triton)
@@ -126,7 +127,10 @@ def _fit(
 
 
 def _free_host_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """What the kernel says is available; where it is not Linux, all of the memory."""
+    try:
+        told = Path("/proc/meminfo").read_text()
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = next(line for line in told.splitlines() if line.startswith("MemAvailable:"))
+    return int(available.split()[1]) * 1024

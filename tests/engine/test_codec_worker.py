@@ -119,6 +119,11 @@ def test_a_listener_who_waits_is_not_handed_less_than_what_a_call_computes_anywa
     while worker.step():
         handed.append(len(ear.heard))
     assert handed == [4, 8, 12]
+    push(worker, listener, 3)
+    assert not worker.step()  # late or not, the fourth comes with the next step
+    push(worker, listener, 1)
+    assert worker.step()
+    assert len(ear.heard) == 16
 
 
 class TimedVocoder(Vocoder):

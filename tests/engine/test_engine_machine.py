@@ -100,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.device = NullDevice(pages, lag=lag, rows=rows, tick=self.tick)
         self.vocoder = NullVocoder(2 * slots, quantum, tick=self.tick, lag=codec_lag)
         self.encoder = NullEncoder()
-        room = Room(slots, rows, block, LENGTH, FRAME_S, rereads=rereads, shared_thread=shared_thread)
+        room = Room(slots, rows, block, LENGTH, FRAME_S, rereads=rereads, padded=not rereads, shared_thread=shared_thread)
         parts = Parts(self.device, self.vocoder, self.encoder, room, pages, END, queue, policy)
         self.engine = Engine(parts, start=False, clock=lambda: self.now)
         self.device.pool = self.engine.pool

@@ -215,6 +215,18 @@ def test_a_listener_too_many_waits_while_complete_answers_come_in() -> None:
     assert list(bench.scheduler.running) == [listeners[1], complete, listeners[2]]
 
 
+def test_where_a_step_takes_the_time_of_all_rows_nobody_stands_back() -> None:
+    """It would not be shorter without them: those with plenty, and complete answers, take the rows that are free."""
+    bench = Bench(padded=True)
+    short, ahead, complete = bench.add(streaming=True), bench.add(streaming=True), bench.add()
+    bench.ready(short, ahead, complete)
+    for _ in range(OPENING_FRAMES):
+        bench.draw()
+    listening(short, 0.0)
+    listening(ahead, 9.0)
+    assert bench.draw() == [short, complete, ahead]
+
+
 def test_who_goes_on_with_a_request_is_let_in_however_late_and_before_others() -> None:
     bench = Bench(slots=8)
     bench.pace.saw_step(4, 10.0)

@@ -15,8 +15,8 @@ from .source import PACKAGE, ROOT, Module, read_package
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 147  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
-MAX_LINES = 26_700
+MAX_MODULES = 151  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
+MAX_LINES = 27_100
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
@@ -26,8 +26,9 @@ SETTINGS = {"config", "json_fields", "model_config", *WORDS}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
+    "cores": set(),
     "service": WORDS,
-    "config": WORDS,
+    "config": {"cores", *WORDS},
     "settings": {"config", *WORDS},
     "machine": {"config"},
     "deploy": {"settings", "machine", *SETTINGS},
@@ -41,8 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint_files": SETTINGS,
     "checkpoint": {"checkpoint_files", "models", *SETTINGS},
     "embedded": {"checkpoint", "models", "text", *SETTINGS},
-    "voices": {"audio", *SETTINGS},
-    "engine": {"models", "kernels", "attention", "checkpoint", *SETTINGS},
+    "voices": {"audio", "cores", *SETTINGS},
+    "engine": {"models", "kernels", "attention", "checkpoint", "cores", *SETTINGS},
     "narration": {"engine", "text", *WORDS},
     "synthesizer": {"service", "narration", "engine", "text", "voices", *SETTINGS},
     "tts": {"synthesizer", "engine", "checkpoint", "embedded", "audio", *SETTINGS},
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"serving", "server", "synthesizer", "deploy", "settings", "config", "errors"},
     "doctor": {
         "tts", "synthesizer", "engine", "voices", "embedded", "checkpoint", "checkpoint_files", "models", "kernels",
-        "attention", "text", "audio", *SETTINGS,
+        "attention", "text", "audio", "cores", *SETTINGS,
     },
 }  # fmt: skip
 ANYTHING = {"cli", "cli_bench", "cli_voices", "__main__", "__init__"}

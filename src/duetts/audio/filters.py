@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -70,6 +71,9 @@ def one_cpu() -> Iterator[None]:
     A graph starts an idle thread per CPU that it sees, 15 of them on a large machine, and keeps them; mono audio needs none.
     PyAV has such a graph in every audio encoder, out of reach until its version 19.1.
     """
+    if sys.platform != "linux":  # threads of other systems cannot be told so
+        yield
+        return
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(allowed)[get_native_id() % len(allowed)]})
     try:

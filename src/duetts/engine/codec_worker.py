@@ -264,23 +264,29 @@ class CodecWorker:
 
     def _due(self, stream: Stream, now: float) -> int:
         """How many frames of a stream that has some should be decoded now."""
-        waiting = stream.waiting
         if stream.slot is None and not self._free:
             return 0
-        size, quantum = self._policy.largest, self._vocoder.quantum
-        asked = 0
-        if stream.sequence.streaming:
-            asked = 0 if stream.last else stream.sequence.utterance.first_chunk
-            size = min(asked, size) or self._policy.size(stream.sequence.playout, stream.last, self.made_s, now)
-            if quantum is None and not asked:  # recordings are for powers of two: any other number takes several
-                size = 1 << size.bit_length() - 1
-        if quantum is not None:
-            size = min(size, quantum - stream.shown) if stream.sequence.streaming else quantum - stream.shown
-        if waiting < size and not stream.ended:
-            return 0
-        if quantum is not None and not asked:  # a call takes its time however few of its frames are new
-            size = max(size, min(self._policy.largest, quantum - stream.shown))
-        return min(size, waiting)
+        least, most = self._sizes(stream, now)
+        return min(most, stream.waiting) if stream.waiting >= least or stream.ended else 0
+
+    def _sizes(self, stream: Stream, now: float) -> tuple[int, int]:
+        """How many frames are worth a call, and how many it takes if more of them wait.
+
+        With a quantum a call takes its time however few of its frames are new, so only an opening is worth a call for a part:
+        a late listener who got single frames would make everybody later.
+        """
+        sequence, largest, quantum = stream.sequence, self._policy.largest, self._vocoder.quantum
+        if not sequence.streaming:
+            whole = largest if quantum is None else quantum - stream.shown
+            return whole, whole
+        asked = 0 if stream.last else sequence.utterance.first_chunk
+        size = min(asked, largest) or self._policy.size(sequence.playout, stream.last, self.made_s, now)
+        if quantum is None:
+            size = size if asked else 1 << size.bit_length() - 1  # recordings are for powers of two, else it takes several
+            return size, size
+        rest = min(largest, quantum - stream.shown)
+        least = rest if stream.last else min(size, rest)
+        return least, least if asked else rest
 
     def _urgency(self, stream: Stream, now: float) -> float:
         """Seconds until the listener waits. Nobody listens to a complete answer, but it cannot wait for ever."""

@@ -275,7 +275,8 @@ class Engine:
         _judge(self._stepping, faults, served)
         timed = rows and landed and not blocks  # else it was not a step's time
         if timed:
-            self.pace.saw_step(len(rows), self._clock() - began)
+            room = self._parts.room
+            self.pace.saw_step(room.rows if room.padded else len(rows), self._clock() - began)
         if self._parts.threads is None:
             self._codec.step(patient=self._has_only_audio())
         if timed:

@@ -16,6 +16,7 @@ from duetts import kernels
 from duetts.attention import fish_kvcache_attn
 from duetts.checkpoint import Model, load_codec, load_dual_ar, read_configs
 from duetts.config import EngineConfig
+from duetts.cores import usable_cores
 from duetts.engine.codec_service import CodecService
 from duetts.engine.engine import Engine
 from duetts.engine.memory import (
@@ -131,7 +132,8 @@ def join_halves(
             encoder=half.encoder,
             room=Room(
                 slots=slots, rows=rows, block=block, length=max_model_len,
-                frame_s=codec.frame_length / codec.sample_rate, rereads=not on_cpu,
+                frame_s=codec.frame_length / codec.sample_rate, rereads=not on_cpu, padded=on_cpu,
+                shared_thread=on_cpu and usable_cores() == 1,
             ),
             num_pages=pages,
             end_id=model.end_id,

@@ -64,7 +64,8 @@ class Room:
     length: int
     frame_s: float
     rereads: bool = False
-    shared_thread: bool = False  # the codec runs between the steps, not beside them
+    shared_thread: bool = False  # the codec takes its time out of the steps', it does not run beside them
+    padded: bool = False  # a step takes the time of all rows however few it has (a CPU)
 
 
 class Scheduler:
@@ -287,7 +288,7 @@ class Scheduler:
             self.reused_positions += block.end - block.start
 
     def choose_rows(self, now: float) -> list[Sequence]:
-        """Who draws a frame. When somebody is short of audio, those with plenty stand back."""
+        """Who draws a frame. When somebody is short of audio, those with plenty stand back, if that makes a step shorter."""
         ready = [
             (self._order(sequence, now), sequence)
             for sequence in self.running
@@ -295,7 +296,7 @@ class Scheduler:
         ]
         ready.sort(key=itemgetter(0))
         first = next((key for key, sequence in ready if sequence.streaming), None)
-        if self._stand_back and first is not None and first < (1, NEED_S):
+        if self._stand_back and not self.room.padded and first is not None and first < (1, NEED_S):
             ready = self._in_need(ready, now)
         chosen: dict[Sequence, None] = {}
         for _, sequence in ready:

@@ -51,10 +51,13 @@ class CodecVocoder:
         """Decodes codes [streams, codebooks, frames] after what the slots decoded before. Where samples are not finite, the
         other streams of the call lose nothing by that. Without `keep` the streams stay where they were, as if nothing had been
         decoded.
+
+        A CPU's seconds are those of the processor: how long others kept it waiting says nothing of what the codec can carry.
         """
-        device = self._state.position.device
+        device, began = self._state.position.device, time.thread_time()
         wave = self._codec.decode(torch.from_numpy(codes).to(device, torch.int64), self._state.view(slots, keep=keep))
-        return Decoded([to_pcm(row) if row.isfinite().all() else None for row in wave.float().cpu()])
+        sounds = [to_pcm(row) if row.isfinite().all() else None for row in wave.float().cpu()]
+        return Decoded(sounds, time.thread_time() - began if device.type == "cpu" else None)
 
 
 def to_pcm(wave: Tensor) -> bytes:

@@ -7,7 +7,6 @@ It knows audio and codes, no transcripts: the same clip with a corrected transcr
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from weakref import WeakValueDictionary
 
 from duetts.audio.decode import decode_audio
 from duetts.config import Limits, MediaConfig, cache_folder
+from duetts.cores import usable_cores
 from duetts.errors import InvalidRequest
 from duetts.types import Address, Float32, Int32, Source
 from duetts.voices.code_folder import CodeFolder
 from duetts.voices.fetch import Fetcher
 from duetts.voices.sharing import SharedWork, Threads
 
-READING_THREADS = min(4, os.cpu_count() or 2)
+READING_THREADS = min(4, usable_cores())
 MAX_KNOWN_FILES = 8192  # whose hashes of file and samples are remembered, about 400 bytes each
 
 
