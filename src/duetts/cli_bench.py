@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import time
@@ -17,12 +16,14 @@ from duetts.errors import ConfigError, DuettsError
 
 EXIT_FAILURE = EXIT_REJECTED = 1
 EXIT_USAGE = 2
+SERVER = "http://127.0.0.1:8000"
 PART_STREAMS = (1, 8, 32, 64, 128, 256)
 PART_SECONDS = 1.0  # of each measurement of K, at most
 
 LoadsOption = Annotated[
     str, typer.Option(help="Instead of the workloads' own: 1,8,64; requests a second for P, or 25%,50% of --peak.")
 ]
+UrlOption = Annotated[list[str] | None, typer.Option(help=f"The server; several for a crowd of servers. Default: {SERVER}.")]
 
 
 def numbers(text: str, name: str, share: Callable[[float], float] = lambda value: 0.0) -> tuple[float, ...]:
@@ -55,7 +56,9 @@ def earlier(path: Path) -> dict[str, Any]:
 
 def bench(
     workloads: Annotated[list[str], typer.Argument(help="L1 L2 T C1 C2 P S G B against a server, or K alone.")],
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: UrlOption = None,
+    processes: Annotated[int, typer.Option(help="Client processes, a multiple of the servers.")] = 1,
+    event: Annotated[str, typer.Option(help="SECONDS:COMMAND to run in the middle of each run.")] = "",
     model: Annotated[str, typer.Option(help="Id that requests name; of K, a folder or hub id.")] = "",
     dialect: Annotated[str, typer.Option(help="How to ask: duetts, vllm-omni, sglang-omni or openai.")] = "duetts",
     audio: Annotated[str, typer.Option(help="pcm or wav.")] = "pcm",
@@ -92,27 +95,23 @@ def bench(
             _parts(model, device, dtype, load_format, parts, (loads, contexts, chunks), seconds,
                    {"command": sys.argv[1:], "short": short, "note": note}, output)  # fmt: skip
             return
-        from duetts.bench import client, load, metrics, program, report
+        from duetts.bench import client, crew, load, meanwhile, metrics, program, report
         from duetts.bench import workloads as known
 
-        host, port, prefix = client.read_url(url)
-        pcm, number = metrics.Pcm(sample_rate, frame_length), int(time.time()) << 16 if first is None else first
-        session = load.Session(
-            client.Target(host, port, f"{prefix}/v1/audio/speech", api_key, audio == "wav", pcm, timeout),
-            known.Asker(dialect, model, audio, fields(field or [])),
-            load.Measure(seconds, least, most, repeats, frames, short, most_clients),
-            itertools.count(number),
-        )
-        conditions = report.conditions(sys.argv[1:], note, url.rstrip("/"), api_key) | {"first": number}
-        told = report.Report(session, conditions, earlier(output) if append and output else {})
+        urls, pcm = [one.rstrip("/") for one in url or [SERVER]], metrics.Pcm(sample_rate, frame_length)
+        targets = client.targets(urls, api_key, audio == "wav", pcm, timeout)
+        asker = known.Asker(dialect, model, audio, fields(field or []))
+        measure = load.Measure(seconds, least, most, repeats, frames, short, most_clients)
+        number = int(time.time()) << 16 if first is None else first
         rates = numbers(loads, "loads", lambda share: program.rate_of(share, peak, pcm))
-        work = program.Program(session, told, typer.echo, output=output, loads=rates, peak=peak, whole=not streams_only)
-        program.run_in_loop(work.run(program.choose(workloads)))
-        if plot is not None:
-            _plot(told.content(), plot)
-    if told.rejected:
-        typer.echo("duetts: answers had another length than was asked for, so these loads have no figures", err=True)
-        raise typer.Exit(EXIT_REJECTED)
+        chosen, beside = program.choose(workloads), meanwhile.meanwhile(urls, api_key, event)
+        conditions = report.conditions(sys.argv[1:], note, urls, api_key) | {"first": number}
+        with crew.hired(crew.Plan(targets, asker, measure, number, processes)) as clients:
+            told = report.Report(clients, conditions, earlier(output) if append and output else {})
+            work = program.Program(clients, told, typer.echo, output=output, loads=rates, peak=peak, whole=not streams_only,
+                                   meanwhile=beside)  # fmt: skip
+            program.run_in_loop(work.run(chosen))
+        _end(told.content(), told.rejected, plot)
 
 
 @contextmanager
@@ -137,6 +136,14 @@ def fields(texts: list[str]) -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"--field {text}: it is not like NAME=JSON")
     return found
+
+
+def _end(content: dict[str, Any], rejected: bool, plot: Path | None) -> None:
+    if plot is not None:
+        _plot(content, plot)
+    if rejected:
+        typer.echo("duetts: answers had another length than was asked for, so these loads have no figures", err=True)
+        raise typer.Exit(EXIT_REJECTED)
 
 
 def _plot(content: dict[str, Any], path: Path) -> None:

@@ -102,6 +102,17 @@ def test_arrivals_by_chance_and_listeners(null_server: str, tmp_path: Path) -> N
     assert content["capacity"] == 3
 
 
+def test_several_client_processes_and_a_command_in_the_middle(null_server: str, tmp_path: Path) -> None:
+    options = ("T", "--loads", "3", "--processes", "2", "--streams-only", "--event", "0:echo 17")
+    (point,) = measured(null_server, tmp_path, *options)["points"]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in point["rows"]]
+    assert sorted(row["client"] for row in rows) == [0, 0, 1, 1, 2, 2]
+    assert [(event["code"], event["output"]) for event in point["events"]] == [(0, 17)]
+    ((frames,),) = [run.values() for run in point["engine_frames"]]
+    assert 6 * FRAMES <= frames <= 2 * 6 * FRAMES  # the last of the warm-up may be told of late
+    assert point["figures"]["client_processor_share"][0] > 0
+
+
 @pytest.mark.slow
 def test_workloads_on_the_tiny_model(roomy_folder: Path, tmp_path: Path) -> None:
     with running(str(roomy_folder), "--port", "0", DUETTS_CACHE_DIR=str(tmp_path)) as server:
@@ -121,6 +132,8 @@ def test_mistakes_end_with_a_line_and_a_code(tmp_path: Path) -> None:
         (["T", "--url", "ftp://h"], "not like http://"),
         (["T", "--dialect", "latin"], "must be one of"),
         (["T", "--field", "seed=x"], "NAME=JSON"),
+        (["T", "--event", "soon:kill"], "not like 10:COMMAND"),
+        (["T", "--url", "http://a", "--url", "http://b"], "no multiple of the 2 addresses"),
     ):
         run = duetts("bench", *arguments)
         assert (run.returncode, "Traceback" in run.stderr) == (2, False), run.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
@@ -54,6 +55,12 @@ def read_url(url: str) -> tuple[str, int, str]:
     if parts.scheme != "http" or not parts.hostname or not port:
         raise ConfigError(f"the server's address is {url!r}, not like http://127.0.0.1:8000")
     return parts.hostname, port, parts.path.rstrip("/")
+
+
+def targets(urls: Sequence[str], api_key: str, wav: bool, pcm: Pcm, timeout_s: float) -> tuple[Target, ...]:
+    """Where requests to these servers go. Raises `ConfigError`."""
+    places = [read_url(url) for url in urls]
+    return tuple(Target(host, port, f"{prefix}/v1/audio/speech", api_key, wav, pcm, timeout_s) for host, port, prefix in places)
 
 
 async def ask(target: Target, body: bytes, record: Record) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -51,6 +53,31 @@ class Point:
         return 1 if self.workload.loop == "poisson" else round(self.load)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which clients of all are a process's own: from number `index` on every `of`-th."""
+
+    index: int = 0
+    of: int = 1
+
+    def clients(self, count: int) -> range:
+        return range(self.index, count, self.of)
+
+
+class Clients(Protocol):
+    """Whoever asks: a session in this process, or several processes that act as one."""
+
+    @property
+    def measure(self) -> Measure: ...
+
+    @property
+    def pcm(self) -> Pcm: ...
+
+    async def warm_up(self, point: Point) -> None: ...
+
+    async def run(self, point: Point) -> Run: ...
+
+
 @dataclass
 class Session:
     """One server that is measured. `numbers` of requests go on, so that nothing is ever asked twice."""
@@ -59,6 +86,7 @@ class Session:
     asker: Asker
     measure: Measure = Measure()
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+    share: Share = Share()
 
     @property
     def pcm(self) -> Pcm:
@@ -70,40 +98,24 @@ class Session:
         frames = min(WARM_UP_FRAMES, self._frames(point, table()[0])) if measure.short else 0
         clients = 4 if point.workload.loop == "poisson" else point.clients
         send = self._sender(point, clients, [], frames=frames, paced=False)
-        await closed(send, clients, replace(measure, seconds=0, least=2, most=2))
+        await closed(send, clients, replace(measure, seconds=0, least=2, most=2), share=self.share)
 
     async def run(self, point: Point) -> Run:
-        """One repeat."""
+        """One repeat, of this process's clients."""
         records: list[Record] = []
         clients = point.clients
         send = self._sender(point, clients, records)
         loop = point.workload.loop
         began, processor = time.monotonic(), time.process_time()
         if loop == "poisson":
-            await poisson(send, point.load, self.measure, seed=next(self.numbers))
+            await poisson(send, point.load, self.measure, seed=next(self.numbers), share=self.share)
         elif loop == "burst":
-            await asyncio.gather(*(send(client, 0) for client in range(clients)))
+            await asyncio.gather(*(send(client, 0) for client in self.share.clients(clients)))
         else:
             wait_s = self._frames(point, table()[0]) * self.pcm.frame_length / self.pcm.rate if loop == "readers" else 0.0
-            await closed(send, clients, self.measure, spread_s=wait_s)
-        share = (time.process_time() - processor) / (time.monotonic() - began)
-        return Run(records, clients, loop == "poisson", share)
-
-    async def capacity(self, point: Point, tell: Callable[[int, list[Run]], None]) -> int:
-        """The largest number of listeners that the server keeps up with in three runs; 0 if it is none."""
-
-        async def stands(clients: int, runs: int) -> bool:
-            at = replace(point, load=clients)
-            done = []
-            for _ in range(runs):
-                done.append(await self.run(at))
-                if not keeps_up(done, self.pcm):
-                    break
-            tell(clients, done)
-            return keeps_up(done, self.pcm)
-
-        confirming = self.measure.repeats if self.measure.short else CONFIRMING
-        return await search(stands, point.clients, self.measure.most_clients, CAPACITY_STEP, confirming)
+            await closed(send, clients, self.measure, wait_s, self.share)
+        busy = (time.process_time() - processor) / (time.monotonic() - began) if records else 0.0
+        return Run(records, clients, loop == "poisson", (busy,))
 
     def _frames(self, point: Point, row: Row) -> int:
         return self.measure.frames or point.workload.frames or row.frames
@@ -126,7 +138,26 @@ class Session:
         return send
 
 
-async def closed(send: Send, clients: int, measure: Measure, spread_s: float = 0.0) -> None:
+async def capacity(
+    asking: Clients, run: Callable[[Point], Awaitable[Run]], point: Point, tell: Callable[[int, list[Run]], None]
+) -> int:
+    """The largest number of listeners that the server keeps up with in three runs; 0 if it is none."""
+
+    async def stands(clients: int, runs: int) -> bool:
+        at = replace(point, load=clients)
+        done = []
+        for _ in range(runs):
+            done.append(await run(at))
+            if not keeps_up(done, asking.pcm):
+                break
+        tell(clients, done)
+        return keeps_up(done, asking.pcm)
+
+    confirming = asking.measure.repeats if asking.measure.short else CONFIRMING
+    return await search(stands, point.clients, asking.measure.most_clients, CAPACITY_STEP, confirming)
+
+
+async def closed(send: Send, clients: int, measure: Measure, spread_s: float = 0.0, share: Share = Share()) -> None:
     """Each client asks again when it has its answer. Their first requests are spread over `spread_s`."""
     deadline = time.monotonic() + measure.seconds + spread_s
 
@@ -139,18 +170,21 @@ async def closed(send: Send, clients: int, measure: Measure, spread_s: float = 0
             if record.error:
                 await asyncio.sleep(PAUSE_S)
 
-    await asyncio.gather(*(client(number) for number in range(clients)))
+    await asyncio.gather(*(client(number) for number in share.clients(clients)))
 
 
-async def poisson(send: Send, rate: float, measure: Measure, seed: int) -> None:
-    """Requests come `rate` times a second by chance, whether or not others have ended."""
+async def poisson(send: Send, rate: float, measure: Measure, seed: int, share: Share = Share()) -> None:
+    """Requests come `rate` times a second by chance, whether or not others have ended. Of several processes each sends its
+    part of them: what comes by chance in parts comes by chance altogether."""
     generator = np.random.default_rng(seed)
     begin, due = time.monotonic(), 0.0
     asked: list[asyncio.Task[Record]] = []
-    while (due < measure.seconds or len(asked) < measure.least) and len(asked) != measure.most:
+    turn, most = share.index, math.inf if measure.most is None else measure.most
+    while (due < measure.seconds or turn < measure.least) and turn < most:
         await asyncio.sleep(begin + due - time.monotonic())
-        asked.append(asyncio.ensure_future(send(0, len(asked))))
-        due += generator.exponential(1 / rate)
+        asked.append(asyncio.ensure_future(send(0, turn)))
+        turn += share.of
+        due += generator.exponential(share.of / rate)
     await asyncio.gather(*asked)
 
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -128,12 +129,16 @@ def is_good(record: Record, pcm: Pcm) -> bool:
 
 @dataclass(slots=True)
 class Run:
-    """One repeat of one load. `open_loop`: requests came whether or not others had ended."""
+    """One repeat of one load. `open_loop`: requests came whether or not others had ended. What the servers told meanwhile:
+    their processor seconds at some times, and frames by engine; and what was done to them in the middle."""
 
     records: list[Record]
     clients: int
     open_loop: bool = False
-    processor_share: float = 0.0  # of one core, that the client itself took
+    processor_shares: tuple[float, ...] = ()  # of one core each, that the client processes took
+    server_processor: list[tuple[float, float]] = field(default_factory=list)
+    engine_frames: dict[str, int] = field(default_factory=dict)
+    event: dict[str, Any] | None = None
 
     def window(self) -> tuple[float, float, bool]:
         """Begin, end, and whether it is steady: the time in which all clients were busy, or all requests came. If there is no
@@ -145,10 +150,22 @@ class Run:
         if self.open_loop:
             stop = max(record.start for record in done)
             return (first, stop, True) if stop > first else (first, last, False)
-        each = [[one for one in done if one.client == client] for client in {record.client for record in done}]
-        begin, end = max(min(one.start for one in mine) for mine in each), min(max(one.end for one in mine) for mine in each)
-        steady = len(each) == self.clients and len(done) > self.clients and end > begin
+        starts: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        for one in done:
+            starts[one.client] = min(one.start, starts.get(one.client, math.inf))
+            ends[one.client] = max(one.end, ends.get(one.client, -math.inf))
+        begin, end = max(starts.values()), min(ends.values())
+        steady = len(starts) == self.clients and len(done) > self.clients and end > begin
         return (begin, end, True) if steady else (first, last, False)
+
+    def server_share(self, begin: float, end: float) -> float:
+        """How many cores the servers' own processes took from `begin` to `end`; nan if they did not tell it."""
+        if len(self.server_processor) < 2 or not end > begin:
+            return math.nan
+        times, used = zip(*self.server_processor, strict=True)
+        begin, end = max(begin, times[0]), min(end, times[-1])
+        return float(np.interp(end, times, used) - np.interp(begin, times, used)) / (end - begin) if end > begin else math.nan
 
 
 def rates(run: Run, pcm: Pcm) -> dict[str, float]:
@@ -174,7 +191,9 @@ def rates(run: Run, pcm: Pcm) -> dict[str, float]:
         "underruns_per_minute": sum(len(waits(record, pcm)) for record in good) / minutes if minutes else math.nan,
         "window_s": span,
         "steady": float(steady),
-        "client_processor_share": run.processor_share,
+        "client_processor_share": sum(run.processor_shares),
+        "client_busiest_share": max(run.processor_shares, default=0.0),
+        "server_processor_share": run.server_share(begin, end),
     }
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from duetts.bench import report
-from duetts.bench.load import Point, Session
+from duetts.bench.load import Clients, Point, capacity
+from duetts.bench.meanwhile import Meanwhile
 from duetts.bench.metrics import Pcm, Run, keeps_up
 from duetts.bench.report import Report
 from duetts.bench.workloads import PEAK_SHARES, WORKLOADS, Workload, mean_frames
@@ -46,14 +47,15 @@ def rate_of(share: float, peak: float, pcm: Pcm) -> float:
 
 class Program:
     """`loads` take the place of the workloads' own, for all of them. `peak` is the best throughput of T in audio-s/s, which P
-    takes shares of; without it the best that was measured before."""
+    takes shares of; without it the best that was measured before. `meanwhile` is what happens beside each run."""
 
     def __init__(
-        self, session: Session, told: Report, tell: Callable[[str], None], *, output: Path | None = None,
-        loads: tuple[float, ...] = (), peak: float = 0.0, whole: bool = True,
+        self, clients: Clients, told: Report, tell: Callable[[str], None], *, output: Path | None = None,
+        loads: tuple[float, ...] = (), peak: float = 0.0, whole: bool = True, meanwhile: Meanwhile | None = None,
     ) -> None:  # fmt: skip
-        self._session, self._report, self._tell = session, told, tell
+        self._clients, self._report, self._tell = clients, told, tell
         self._output, self._loads, self._peak, self._whole = output, loads, peak, whole
+        self._meanwhile = meanwhile or Meanwhile()
 
     async def run(self, workloads: list[Workload]) -> None:
         """All of them. Raises `OSError` if the file cannot be written."""
@@ -65,7 +67,7 @@ class Program:
             stood = []
             for point in self.points(workload):
                 runs = await self._measure(point)
-                if workload.loop == "readers" and keeps_up(runs, self._session.pcm):
+                if workload.loop == "readers" and keeps_up(runs, self._clients.pcm):
                     stood.append(point.clients)
             if workload.loop == "readers":
                 self._know_capacity(max(stood, default=0))
@@ -74,9 +76,9 @@ class Program:
         """The loads of a workload."""
         loads = self._loads or workload.loads
         if workload.loop == "poisson" and not self._loads:
-            shares = (rate_of(share, self._best(), self._session.pcm) for share in PEAK_SHARES)
+            shares = (rate_of(share, self._best(), self._clients.pcm) for share in PEAK_SHARES)
             loads = tuple(sorted({*loads, *shares} - {0.0}))
-        return [Point(workload, load, streaming) for streaming in workload.streaming for load in loads
+        return [Point(workload, load, streaming) for streaming in workload.streaming for load in dict.fromkeys(loads)
                 if streaming or self._whole]  # fmt: skip
 
     def _best(self) -> float:
@@ -85,10 +87,10 @@ class Program:
         return self._peak or max(found, default=0.0)
 
     async def _measure(self, point: Point) -> list[Run]:
-        await self._session.warm_up(point)
+        await self._clients.warm_up(point)
         runs: list[Run] = []
-        for _ in range(self._session.measure.repeats):
-            runs.append(await self._session.run(point))
+        for _ in range(self._clients.measure.repeats):
+            runs.append(await self._run(point))
             found = self._report.add(point, runs)
             self._save()
         self._tell(report.line(found))
@@ -96,14 +98,17 @@ class Program:
 
     async def _search(self, workload: Workload) -> None:
         point = Point(workload, self._loads[0] if self._loads else workload.loads[0])
-        await self._session.warm_up(point)
+        await self._clients.warm_up(point)
 
         def tell(clients: int, runs: list[Run]) -> None:
             found = self._report.add(Point(workload, clients), runs)
             self._save()
             self._tell(report.line(found))
 
-        self._know_capacity(await self._session.capacity(point, tell))
+        self._know_capacity(await capacity(self._clients, self._run, point, tell))
+
+    async def _run(self, point: Point) -> Run:
+        return await self._meanwhile.beside(self._clients.run, point)
 
     def _know_capacity(self, clients: int) -> None:
         self._report.capacity = clients

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from urllib.request import Request, urlopen
 
 from duetts.bench.client import WRONG_LENGTH
-from duetts.bench.load import Point, Session
+from duetts.bench.load import Clients, Point
+from duetts.bench.meanwhile import fetch
 from duetts.bench.metrics import Pcm, Run, figures, ttfa, ttfp, worst_wait
 from duetts.conditions import card, program
 
@@ -24,7 +24,7 @@ class Report:
     """The file of a measurement: what was run and under which conditions, and the loads. `capacity` is the number of
     listeners, once it is known."""
 
-    session: Session
+    clients: Clients
     conditions: dict[str, Any] = field(default_factory=dict)
     earlier: dict[str, Any] = field(default_factory=dict)  # what a file has already, which stays
 
@@ -34,7 +34,7 @@ class Report:
 
     def add(self, point: Point, runs: list[Run]) -> dict[str, Any]:
         """What became of a load so far, in the place of what was known of it before."""
-        found = {**summary(point, runs, self.session.pcm), "run": len(self.earlier.get("runs", []))}
+        found = {**summary(point, runs, self.clients.pcm), "run": len(self.earlier.get("runs", []))}
         others = [one for one in self.points if any(one[name] != found[name] for name in ("workload", "load", "streaming"))]
         self.points = [*others, found]
         return found
@@ -44,12 +44,12 @@ class Report:
         return any(point["rejected"] for point in self.points)
 
     def content(self) -> dict[str, Any]:
-        measure = self.session.measure
+        measure = self.clients.measure
         return {
             "kind": "duetts bench",
             "short": measure.short or self.earlier.get("short", False),
             "runs": [*self.earlier.get("runs", []), {**self.conditions, "measure": asdict(measure)}],
-            "pcm": asdict(self.session.pcm),
+            "pcm": asdict(self.clients.pcm),
             "capacity": self.capacity,
             "columns": COLUMNS,
             "points": self.points,
@@ -67,28 +67,42 @@ def summary(point: Point, runs: list[Run], pcm: Pcm) -> dict[str, Any]:
         "repeats": len(runs),
         "rejected": f"{len(wrong)} answers, the first: {wrong[0]}" if wrong else "",
         "figures": found,
+        "engine_frames": [run.engine_frames for run in runs],
+        "events": [_event(run) for run in runs if run.event],
         "rows": list(_rows(runs, pcm)),
     }
 
 
+def _event(run: Run) -> dict[str, Any]:
+    """What was done in the middle of a run. Its times are those of the rows, whose zero is `origin_s` of the system's clock."""
+    origin = _origin(run)
+    found = dict(run.event or {})
+    times = {f"{name}_s": found.pop(name) - origin for name in ("began", "ended") if name in found}
+    return {**found, **times, "origin_s": origin}
+
+
+def _origin(run: Run) -> float:
+    return min((record.start for record in run.records), default=0.0)
+
+
 def _rows(runs: list[Run], pcm: Pcm) -> Iterable[list[Any]]:
     for number, run in enumerate(runs):
-        origin = min((record.start for record in run.records), default=0.0)
+        origin = _origin(run)
         for one in run.records:
             yield [number, one.index, one.client, one.frames, one.text_chars, one.reference_s, one.due - origin,
                    one.start - origin, 1e3 * ttfp(one), 1e3 * ttfa(one), one.end - origin, one.audio_bytes,
                    1e3 * worst_wait(one, pcm), len(one.chunks), one.status, one.error]  # fmt: skip
 
 
-def conditions(command: list[str], note: str, url: str, api_key: str = "") -> dict[str, Any]:
-    """What is run, when and where: this program, and what the server tells of itself and of its machine."""
+def conditions(command: list[str], note: str, urls: list[str], api_key: str = "") -> dict[str, Any]:
+    """What is run, when and where: this program, and what the (first) server tells of itself and of its machine."""
     paths = ("/version", "/health", "/v1/models")
     return {
         "command": command,
         "note": note,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "client": program(),
-        "server": {"url": url, **{path: get(url + path, api_key) for path in paths}},
+        "server": {"url": urls[0], "others": urls[1:], **{path: get(urls[0] + path, api_key) for path in paths}},
         "card": card(),
     }
 
@@ -96,9 +110,8 @@ def conditions(command: list[str], note: str, url: str, api_key: str = "") -> di
 def get(url: str, api_key: str = "") -> Any:
     """The JSON of an address; None if there is none."""
     try:
-        with urlopen(Request(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}), timeout=10) as answer:
-            return json.loads(answer.read())
-    except (OSError, ValueError):
+        return json.loads(fetch(url, api_key) or b"null")
+    except ValueError:
         return None
 
 
@@ -106,7 +119,7 @@ SHOWN = (
     ("requests", "n", 0), ("failures", "failed", 0), ("ttfa_ms_p50", "TTFA p50", 1), ("ttfa_ms_p95", "p95 ms", 1),
     ("rtf_p50", "RTF p50", 3), ("decode_rtf_p50", "decode", 3), ("audio_s_per_s", "audio-s/s", 2),
     ("goodput_per_s", "goodput/s", 2), ("continuity", "unbroken", 3), ("underrun_ms_p99", "wait p99 ms", 1),
-    ("gap_ms_p99", "gap p99 ms", 1), ("client_processor_share", "client", 2),
+    ("gap_ms_p99", "gap p99 ms", 1), ("client_busiest_share", "client", 2), ("server_processor_share", "server", 2),
 )  # fmt: skip
 
 
