@@ -18,12 +18,13 @@ from duetts.bench.metrics import Pcm, Record, Run, figures, rates
 from duetts.bench.report import summary
 from duetts.bench.workloads import WORKLOADS
 from duetts.errors import ConfigError
+from tests.waiting import until
 
 PCM, POINT = Pcm(), Point(WORKLOADS["T"], 1)
 
 
 @asynccontextmanager
-async def telling(tell: bool = True) -> AsyncIterator[str]:
+async def telling(tell: bool = True, seen: list[int] | None = None) -> AsyncIterator[str]:
     """A server whose process takes 0.25 s of processor time between two looks, and whose second engine was started anew."""
     looks = 0
 
@@ -36,6 +37,8 @@ async def telling(tell: bool = True) -> AsyncIterator[str]:
         )
         body = f"process_cpu_seconds_total {5 + looks / 4}\n{engines}" if tell else "nothing\n"
         looks += 1
+        if seen is not None:
+            seen.append(looks)
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
         await writer.drain()
         writer.close()
@@ -68,9 +71,15 @@ async def test_a_servers_processor_time_and_frames_of_its_engines(monkeypatch: p
 
 async def test_looks_go_on_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meanwhile, "EVERY_S", 0.01)
-    async with telling() as url:
-        run = await Meanwhile((url,)).beside(running, POINT)
-    assert len(run.server_processor) > 3
+    seen: list[int] = []
+
+    async def watched(point: Point) -> Run:
+        await until(lambda: len(seen) > 4)
+        return await running(point)
+
+    async with telling(seen=seen) as url:
+        run = await Meanwhile((url,)).beside(watched, POINT)
+    assert len(run.server_processor) > 4
 
 
 async def test_a_server_that_tells_nothing_is_measured_all_the_same() -> None:
