@@ -132,12 +132,14 @@ start() {
 
 codecs() { if [ "$DEVICE" = cuda ]; then echo "cuda:$1"; else echo cpu; fi; }
 
+# due FILE WORKLOAD LOADS: whether the file does not have all of them.
+due() { [ -n "$(host missing "$OUT/$1.json" "$2" "$3" --repeats "$REPEATS")" ] || { say "$2 of $1: all there"; return 1; }; }
+
 # ask FILE WORKLOAD LOADS FLAGS...: those loads that the file does not have, one after another, while there is time.
 ask() {
     local file=$OUT/$1.json workload=$2 loads=$3 load began code
     shift 3
     loads=$(host missing "$file" "$workload" "$loads" --repeats "$REPEATS") || return 1
-    [ -z "$loads" ] && { say "$workload of $(basename "$file"): all there"; return; }
     for load in ${loads//,/ }; do
         [ "$(left)" -lt $((2 * EACH * REPEATS + 25)) ] && { say "$workload $load: no time is left"; return 1; }
         began=$SECONDS
@@ -156,20 +158,24 @@ some() {
     printf '%s\n' "${found[@]}" | sort -nu | paste -sd,
 }
 
-# What carries nothing: clients against as many servers of silence, and our servers with engines that compute nothing.
-limits() {
-    local kind number
+# A server of silence for each client process, so that these are not the limit.
+silence() {
+    local number
     for number in $(seq 0 $((PROCESSES - 1))); do
         "$PYTHON" benchmarks/null_server.py --port $((PORT + number)) >>"$OUT/server.log" 2>&1 &
         SERVERS+=($!)
         URLS+=(--url "http://127.0.0.1:$((PORT + number))")
     done
     sleep 2
-    EACH=$((EACH < 5 ? EACH : 5)) ask null_client T "$LOADS"
+}
+
+# What carries nothing: clients against as many servers of silence, and our servers with engines that compute nothing.
+limits() {
+    local kind EACH=$((EACH < 5 ? EACH : 5))
+    due null_client T "$LOADS" && silence && ask null_client T "$LOADS"
     stop
     for kind in eight cells; do
-        start $kind --engine null || continue
-        EACH=$((EACH < 5 ? EACH : 5)) ask null_$kind T "$LOADS"
+        due null_$kind T "$LOADS" && start $kind --engine null && ask null_$kind T "$LOADS"
         stop
     done
 }
@@ -178,6 +184,7 @@ configuration() {
     local kind=$1 loads=$LOADS listeners=$LISTENERS
     [ "$kind" = one ] && loads=$(some "$LOADS") listeners=$(some "$LISTENERS")
     [ "$kind" = split ] && [ $((ENGINES / SPLITS)) -lt 2 ] && { say "split: skipped, there is no GPU for codecs"; return; }
+    due "$kind" T "$loads" || due "$kind" S "$listeners" || return 0
     start "$kind" || return 1
     ask "$kind" T "$loads"
     ask "$kind" S "$listeners"
@@ -189,6 +196,7 @@ half() {
     local listeners
     listeners=$(host half "$OUT/eight.json")
     [ "${listeners:-0}" -ge 1 ] || { say "half: skipped, no number of listeners was served well"; return; }
+    due half S "$listeners" || return 0
     start eight || return 1
     ask half S "$listeners"
     stop
@@ -197,6 +205,7 @@ half() {
 # One replica dies in the middle of a run. Its streams are lost, no others are, and it comes back.
 killed() {
     local event="$((EACH / 2)):$PYTHON benchmarks/host.py kill http://127.0.0.1:$PORT"
+    due kill T "$KILL_LOAD" || return 0
     start eight || return 1
     EACH=$((EACH + 10)) ask kill T "$KILL_LOAD" --event "$event ${SERVERS[0]}"
     stop

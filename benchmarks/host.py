@@ -26,8 +26,8 @@ from duetts.conditions import write_json
 
 RATIO, TTFA_MS, HEADROOM, BUSIEST = 7.6, 60.0, 10.0, 0.9
 RATIO_OF = 8  # engines that RATIO is for
-NOTICED_S = 2.0  # within this of its end nobody gives an engine work any more
-STALE_S = 1.0  # how old what /metrics tells of engines may be
+NOTICED_S = 2.0  # after its end an engine is given nothing any more, and its streams have broken off
+STALE_S = 0.5  # how old what /metrics tells of engines may be
 BACK_S = 240.0
 CONFIGURATIONS = {"one": "one replica", "eight": "all replicas behind one server", "cells": "several servers",
                   "split": "codecs on GPUs of their own"}  # fmt: skip
@@ -114,11 +114,11 @@ def kill(url: str, server: int) -> dict[str, Any]:
 
 
 def losses(content: dict[str, Any], point: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """What a replica's end cost: requests that failed around it, at most those that it had or could be given, and others."""
+    """What a replica's end cost: requests that failed with it, at most those that it had or could be given, and others."""
     end, columns = event["output"], {name: index for index, name in enumerate(content["columns"])}
     killed, looked = end["killed_at"] - event["origin_s"], end["looked_at"] - event["origin_s"]
     rows = [(row[columns["start_s"]], row[columns["end_s"]], bool(row[columns["error"]])) for row in point["rows"]]
-    mine = [row for row in rows if row[2] and row[0] <= killed + NOTICED_S and row[1] >= killed]
+    mine = [failed for _, end_s, failed in rows if failed and killed <= end_s <= killed + NOTICED_S]
     newcomers = sum(looked - STALE_S <= start <= killed + NOTICED_S for start, _, _ in rows)
     return {
         "load": point["load"], "engine": end["engine"], "had": end["open_before"].get(end["engine"], 0), "newcomers": newcomers,
