@@ -17,9 +17,9 @@ def duetts(*arguments: str, stdin: str | None = None, **environment: str) -> "su
     return subprocess.run(command, capture_output=True, text=True, input=stdin, env={**os.environ, **environment}, timeout=200)
 
 
-def duetts_here(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def duetts_here(*arguments: str, stdin: str | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
     """The same command in this process, which has loaded torch already: that is nearly all that a short command costs."""
-    run = CliRunner().invoke(app, list(arguments), env=environment, prog_name="duetts")
+    run = CliRunner().invoke(app, list(arguments), input=stdin, env=environment, prog_name="duetts")
     if run.exception is not None and not isinstance(run.exception, SystemExit):
         raise run.exception
     return subprocess.CompletedProcess(arguments, run.exit_code, run.stdout, run.stderr)
@@ -37,7 +37,7 @@ def test_help_lists_the_commands_and_loads_no_torch() -> None:
 def test_say_writes_a_wav_and_the_same_one_for_the_same_seed(tiny_folder: Path, tmp_path: Path) -> None:
     files = [tmp_path / "a.wav", tmp_path / "b.wav"]
     first = duetts("say", "Hi there.", "--model", str(tiny_folder), "-o", str(files[0]), "--seed", "3", "--device", "cpu")
-    second = duetts("say", "-", "-o", str(files[1]), "--seed", "3", stdin="Hi there.\n", DUETTS_MODEL=str(tiny_folder))
+    second = duetts_here("say", "-", "-o", str(files[1]), "--seed", "3", stdin="Hi there.\n", DUETTS_MODEL=str(tiny_folder))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert "44100 Hz" in first.stdout
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -11,7 +11,7 @@ from duetts.errors import InvalidRequest
 from duetts.voices.store import VoiceStore
 
 from .inputs import INPUTS, REF_TEXT
-from .test_cli import duetts, duetts_here
+from .test_cli import duetts_here
 
 CLIP = INPUTS / "audio" / "control_pcm16.wav"
 
@@ -88,7 +88,7 @@ def test_a_voice_added_offline_speaks_in_python_and_by_command(tiny_folder: Path
         assert tts.say("Hi there.", seed=3).pcm == by_name.pcm
     output = tmp_path / "x.wav"
     say = ["say", "Hi there.", "--model", str(tiny_folder), "--device", "cpu", "--seed", "3", "-o", str(output)]
-    assert duetts(*say, "--voice", "ANNA", DUETTS_VOICES_DIR=str(tmp_path / "voices")).returncode == 0
+    assert duetts_here(*say, "--voice", "ANNA", DUETTS_VOICES_DIR=str(tmp_path / "voices")).returncode == 0
     assert output.read_bytes()[44:] == by_name.pcm
     unknown = duetts_here(*say, "--voice", "bert", DUETTS_VOICES_DIR=str(tmp_path / "voices"))
     assert (unknown.returncode, "unknown" in unknown.stderr) == (1, True)

@@ -19,7 +19,7 @@ from duetts.settings.shown import as_json, as_markdown, as_text
 from duetts.settings.table import BY_NAME, FOREIGN, NESTED, OTHER_VARIABLES, SECTIONS, SETTINGS
 from duetts.settings.values import Settings, Value, build, resolve, unknown_variables
 
-from .test_cli import duetts
+from .test_cli import duetts_here
 
 DOCS = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -263,7 +263,7 @@ def test_settings_by_stage_that_cannot_be(text: str, message: str) -> None:
 
 def test_a_line_for_another_server_runs_with_one_word_changed(tmp_path: Path) -> None:
     (tmp_path / "duetts.toml").write_text("max_queue = 7\n[engine]\nmax_num_seqs = 3\n")
-    run = duetts(
+    run = duetts_here(
         "config", "fishaudio/s2-pro", "--profile", "none",
         "--omni", "--host", "0.0.0.0", "--port", "8091", "--served-model-name", "s2", "s2-pro",
         "--gpu-memory-utilization", "0.9", "--trust-remote-code", "--max-model-len", "4096", "--data-parallel-size", "2",
@@ -290,7 +290,7 @@ def test_a_line_for_another_server_runs_with_one_word_changed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("flag", ["--max-num-seq=1", "--prot", "--no-omni"])
 def test_unknown_flags_end_the_command_with_a_hint(flag: str) -> None:
-    run = duetts("serve", flag, COLUMNS="200")
+    run = duetts_here("serve", flag, COLUMNS="200")
     assert run.returncode == 2
     assert "No such option" in run.stderr
     assert {"--max-num-seq=1": "--max-num-seqs", "--prot": "--port", "--no-omni": "--omni"}[flag] in run.stderr

@@ -25,7 +25,7 @@ from duetts.roofline import TARGET_MS
 from duetts.server.schemas import read_order
 from duetts.settings.arguments import Given
 from duetts.settings.values import build, resolve
-from tests.test_cli import duetts
+from tests.test_cli import duetts_here
 
 PUBLIC = ["h100", "h200", "b200", "gb200", "b300", "gb300", "mi300x", "mi325x", "mi350x", "mi355x"]
 SMALL = ["rtx_3090", "rtx_4090", "rtx_5090", "l4", "l40s", "a100", "a800", "rtx_pro_6000", "dgx_spark", "cpu"]
@@ -166,10 +166,10 @@ def test_examples_are_requests_that_the_server_takes() -> None:
 
 
 def test_the_same_request_gives_the_same_bytes_and_the_command_prints_them() -> None:
-    run = duetts("recipe", "--hardware", "h300", "--json")
+    run = duetts_here("recipe", "--hardware", "h300", "--json")
     assert run.returncode == 0
     assert run.stdout == FORMS["json"](make(Request(hardware="h300"), gpus=nobody), False)
     assert "note: hardware 'h300' has no recipe" in run.stderr
-    refused = duetts("recipe", "--hardware", "h300", "--strict")
+    refused = duetts_here("recipe", "--hardware", "h300", "--strict")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "did you mean h200?" in refused.stderr

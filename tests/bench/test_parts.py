@@ -12,7 +12,7 @@ from duetts.model_config import CodecConfig, ModelConfig
 from duetts.parts_bench import layer_parameters, sizes_of
 from duetts.roofline import FRAME_S, S2_PRO, codec_floor_s, frame_floor_s, prefill_floor_s, throughput
 from tests.published import describe_layout
-from tests.test_cli import duetts
+from tests.test_cli import duetts, duetts_here
 
 CONFIG = Path(__file__).parents[1] / "data" / "s2_pro_config.json"
 # Milliseconds a frame from the table of docs/benchmarks.md, for 1, 8, 32, 64, 128 and 256 streams.
@@ -65,6 +65,6 @@ def test_parts_of_the_tiny_model(endless_folder: Path, tmp_path: Path) -> None:
 
 
 def test_mistakes_are_told(endless_folder: Path) -> None:
-    run = duetts("bench", "K", "--model", str(endless_folder), "--parts", "ar,brain")
+    run = duetts_here("bench", "K", "--model", str(endless_folder), "--parts", "ar,brain")
     assert run.returncode == 2
     assert "'brain'" in run.stderr

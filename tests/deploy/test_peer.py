@@ -11,7 +11,7 @@ from duetts.deploy.peer import as_file, convert
 from duetts.errors import ConfigError
 from duetts.settings.files import load
 from duetts.settings.values import build, resolve
-from tests.test_cli import duetts
+from tests.test_cli import duetts_here
 
 SAMPLING = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "max_tokens": 2048, "seed": 42, "repetition_penalty": 1.0}
 CHUNKS = {"codec_streaming": True, "codec_chunk_frames": 25, "codec_left_context_frames": 25, "initial_codec_chunk_frames": 4}
@@ -106,7 +106,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, message: str
 def test_the_command_prints_a_file(tmp_path: Path) -> None:
     path = tmp_path / "fish_qwen3_omni_2gpu.yaml"
     path.write_text(yaml.safe_dump(peer_file("fish_qwen3_omni_2gpu")))
-    run = duetts("config", "--from-vllm-omni", str(path))
+    run = duetts_here("config", "--from-vllm-omni", str(path))
     assert run.returncode == 0, run.stderr
     assert yaml.safe_load(run.stdout)["processes"] == {"codec_device": "next"}
     assert "# * connectors.shm.codec_chunk_frames:" in run.stdout

@@ -193,6 +193,7 @@ async def test_leaving_frees_the_stream_in_the_codec(apart: RemoteSpeaker) -> No
     assert figures[-1][0] - frames < 900 * leavings / 2  # nor was the rest decoded for nobody
 
 
+@pytest.mark.slow
 async def test_other_engines_and_their_codecs_go_on(endless_folder: Path, alone: dict[int, bytes]) -> None:
     """Two engines; then all processes end with the speaker, and nothing is left of them."""
     speaker = await RemoteSpeaker.start(endless_folder, ENGINE, replace(CONFIG, engines=2))

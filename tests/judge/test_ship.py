@@ -119,6 +119,7 @@ def test_what_must_not_ship_changes_nothing(damage, message: str, model: Path, c
     assert {name: (into / name).read_bytes() for name in files(into)} == before
 
 
+@pytest.mark.slow
 def test_samples_of_all_voices_are_made_of_a_shipped_model(model: Path, clips: Path, tmp_path: Path) -> None:
     ship(model, clips, "anna", tmp_path / "package")
     with (

@@ -92,6 +92,7 @@ def test_a_refusal_ends_the_judging_with_what_the_server_said(server: Server) ->
         server.speak("Hello.", 1, voice="nobody")
 
 
+@pytest.mark.slow
 def test_a_server_of_its_own_says_everything(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_original(tmp_path / "originals" / "heart")
     few = speaking.read_sentences()[30:32]

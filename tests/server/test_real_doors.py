@@ -243,12 +243,12 @@ def test_the_same_text_in_other_messages_gives_the_same_bytes(served: Served) ->
 
 
 def test_a_batch_gives_what_each_item_gives_alone(served: Served) -> None:
-    items = [{"input": f"Item number {index}.", "seed": index, "max_new_tokens": 5 + index} for index in range(20)]
+    items = [{"input": f"Item number {index}.", "seed": index, "max_new_tokens": 5 + index} for index in range(10)]
     before = served.synthesizer.stats()
     common = {"response_format": "pcm", "ref_audio": base64.b64encode(CLIP).decode(), "ref_text": REF_TEXT}
     answer = served.http.post("/v1/audio/speech/batch", json={"items": items, **common})
     after = served.synthesizer.stats()
-    assert answer.json()["succeeded"] == 20
+    assert answer.json()["succeeded"] == 10
     assert after["reference_misses"] - before["reference_misses"] <= 1  # one clip, encoded once at most
     for item, result in zip(items, answer.json()["results"], strict=True):
         assert base64.b64decode(result["audio_data"]) == served.speak(**item, **common).content
