@@ -26,10 +26,13 @@ from tests.waiting import LIMIT_S
 
 @contextmanager
 def limited(rate: int, *keys: str) -> Iterator[httpx.Client]:
+    """A server whose clock stands: nothing fills up, however long a test takes."""
     limits = Limits()
     access = AccessConfig(keys, rate_limit=rate)
-    with serving(create_app(SineService(limits), ServerConfig((NATIVE,), limits=limits, access=access))) as http:
-        yield http
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auth, "Allowances", lambda per_minute: Allowances(per_minute, Clock()))
+        with serving(create_app(SineService(limits), ServerConfig((NATIVE,), limits=limits, access=access))) as http:
+            yield http
 
 
 def speak(http: httpx.Client, key: str = "") -> httpx.Response:
