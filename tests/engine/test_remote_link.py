@@ -389,12 +389,13 @@ async def test_a_full_engine_says_when_to_come_back(tmp_path: Path) -> None:
 
 
 async def test_the_work_of_a_silent_client_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "CLIENT_SILENCE_S", 0.3)
     speaker = FakeSpeaker(frame_s=0.01)
     async with hosted(tmp_path, speaker) as (_, link, raw):
         await raw.send(wire.speak(1, spoken(3000)))
         await until(lambda: speaker.open == 1)
-        await until(lambda: link.beat() or speaker.open == 0)  # another one is heard all the time
+        with monkeypatch.context() as impatient:
+            impatient.setattr(host_module, "CLIENT_SILENCE_S", 0.3)
+            await until(lambda: link.beat() or speaker.open == 0)  # another one is heard all the time
         await raw.send(Message("beat", {}))  # it had only slept: it is told, and goes on
         assert isinstance(await raw.refusal(), Aborted)
         await raw.send(wire.speak(2, spoken(3)))
@@ -415,20 +416,21 @@ async def test_the_work_of_a_client_that_is_gone_ends(tmp_path: Path) -> None:
 async def test_a_host_whose_speaker_has_died_or_stands_still_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knob: str
 ) -> None:
-    monkeypatch.setattr(host_module, "NO_PROGRESS_S", 0.2 if knob == "stalled" else 60.0)
-    speaker = FakeSpeaker(frame_s=60.0 if knob == "stalled" else 0.01)
+    speaker = FakeSpeaker(frame_s=600.0 if knob == "stalled" else 0.01)
     async with hosted(tmp_path, speaker) as (host, link, _):
         running = asyncio.ensure_future(collect(link, spoken(3000)))
         await until(lambda: speaker.open == 1)
         if knob == "alive":
             speaker.knobs["alive"] = False
+        else:
+            monkeypatch.setattr(host_module, "NO_PROGRESS_S", 0.2)
         assert await asyncio.wait_for(asyncio.shield(host._end), LIMIT_S) == host_module.DEAD
         running.cancel()
 
 
 async def test_nobody_heard_for_long_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "ABANDONED_S", 0.2)
     async with hosted(tmp_path, FakeSpeaker()) as (host, _, _):
+        monkeypatch.setattr(host_module, "ABANDONED_S", 0.2)
         assert await asyncio.wait_for(asyncio.shield(host._end), LIMIT_S) == host_module.ENDED
 
 
