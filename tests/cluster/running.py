@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from tests.waiting import wait_until
+
 MARK = "RAY_OF_THE_TEST"  # a variable that all processes of one cluster inherit
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -51,11 +53,8 @@ class Running:
     def only_engine(self) -> int:
         """The one engine process that is left when the fleet has come to rest."""
         self.until(1, 90)
-        deadline = time.monotonic() + 60
-        while len(engines := self.processes("duetts.engine.process")) != 1:
-            assert time.monotonic() < deadline, engines
-            time.sleep(0.2)
-        return engines[0]
+        wait_until(lambda: len(self.processes("duetts.engine.process")) == 1, every_s=0.2)
+        return self.processes("duetts.engine.process")[0]
 
     def processes(self, word: str = "") -> list[int]:
         """The cluster's processes whose command line has this word."""
@@ -98,10 +97,7 @@ def cluster(**arguments: Any) -> Iterator[Running]:
         process.stdin.close()
         assert process.wait(90) == 0, "".join(log[-60:])
         reader.join(30)
-        deadline = time.monotonic() + 20
-        while left := list(marked(mark)):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        wait_until(lambda: not any(marked(mark)), every_s=0.2)
     finally:
         process.kill()
         process.wait()

@@ -1,17 +1,14 @@
-"""The door before a replica's application, without Ray: leaving, request ids, and questions to all replicas."""
+"""The door before a replica's application, without Ray: leaving, request ids, numbers of all replicas."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 from starlette.types import Message, Receive, Scope, Send
 
-from duetts.cluster.door import Answer, Door, Question, numbers_of_all
+from duetts.cluster.door import Door, numbers_of_all
 from duetts.server.metrics import Metrics
 from tests.waiting import turns
-
-UNKNOWN = b'{"error": {"code": "request_not_found"}}'
 
 
 def scope_for(path: str, method: str = "GET", kind: str = "http") -> Scope:
@@ -45,64 +42,18 @@ async def answered(door: Door, scope: Scope) -> tuple[int, dict[bytes, bytes], b
     return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message["body"] for message in sent[1:])
 
 
-def door_before(app: Any, *others: Answer) -> tuple[Door, list[Question]]:
-    asked: list[Question] = []
-
-    async def ask(question: Question) -> list[Answer]:
-        asked.append(question)
-        return list(others)
-
-    return Door(app, "here", ask), asked
-
-
 async def test_the_request_id_is_left_to_the_proxy() -> None:
-    door, asked = door_before(Application(200, b"x"))
-    status, headers, body = await answered(door, scope_for("/v1/models"))
-    assert (status, body, asked) == (200, b"x", [])
+    status, headers, body = await answered(Door(Application(200, b"x")), scope_for("/v1/models"))
+    assert (status, body) == (200, b"x")
     assert b"x-request-id" not in headers
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_a_speech_that_is_unknown_here_is_asked_of_the_others(method: str) -> None:
-    elsewhere = Answer("there", 200, [(b"content-length", b"5")], b"known")
-    door, asked = door_before(Application(404, UNKNOWN), Answer("nobody", 404, [], UNKNOWN), elsewhere)
-    status, _, body = await answered(door, scope_for("/v1/audio/speech/speech-1/", method))
-    assert (status, body) == (200, b"known")
-    assert asked == [Question(method, "/v1/audio/speech/speech-1", [(b"authorization", b"Bearer k")])]
-
-
-async def test_a_speech_that_nobody_knows_is_unknown() -> None:
-    door, _ = door_before(Application(404, UNKNOWN), Answer("there", 404, [], UNKNOWN))
-    assert (await answered(door, scope_for("/v1/audio/speech/x")))[0] == 404
-
-
-@pytest.mark.parametrize("status", [200, 401, 429])
-async def test_others_are_asked_only_about_what_is_unknown(status: int) -> None:
-    """A key that is wrong, for example, is refused here."""
-    door, asked = door_before(Application(status, b"{}"), Answer("there", 200, [], b"secret"))
-    assert (await answered(door, scope_for("/v1/audio/speech/x")))[0] == status
-    assert asked == []
-
-
-async def test_an_answer_to_a_replica_goes_through_the_application() -> None:
-    app = Application(404, UNKNOWN)
-    door, asked = door_before(app)
-    answer = await door.answer(Question("DELETE", "/v1/audio/speech/x", [(b"authorization", b"Bearer k")]))
-    assert (answer.replica, answer.status, asked) == ("here", 404, [])
-    assert answer.is_unknown
-    assert app.scopes[0]["headers"] == [(b"authorization", b"Bearer k")]
-
-
-async def test_numbers_of_all_replicas_are_one_text() -> None:
+def test_numbers_of_all_replicas_are_one_text() -> None:
     metrics = Metrics()
     metrics.places.set(3)
     metrics.answered("speech", 200, "stop")
-    text = metrics.written() if isinstance(metrics.written(), bytes) else metrics.written().encode()
-    door, _ = door_before(Application(200, text), Answer("there", 200, [], text), Answer("failed", 503, [], b"no"))
-    status, headers, body = await answered(door, scope_for("/metrics"))
-    assert status == 200
-    assert int(headers[b"content-length"]) == len(body)
-    told = list(families(body.decode()))
+    text = metrics.written()
+    told = list(families(numbers_of_all({"here": text, "there": text}).decode()))
     assert len({family.name for family in told}) == len(told)
     before = [sample for family in families(text.decode()) for sample in family.samples]
     after = [sample for family in told for sample in family.samples]
@@ -115,7 +66,7 @@ async def test_numbers_of_all_replicas_are_one_text() -> None:
 
 def test_labels_that_users_could_choose_stay_whole() -> None:
     lines = b'# HELP a A.\n# TYPE a gauge\na{x="}{ 1",y="\\""} 2.0\na 3\n'
-    told = numbers_of_all([Answer("r", 200, [], lines)])
+    told = numbers_of_all({"r": lines})
     (family,) = families(told.decode())
     assert [sample.labels for sample in family.samples] == [{"replica": "r", "x": "}{ 1", "y": '"'}, {"replica": "r"}]
 
@@ -152,7 +103,7 @@ async def nothing(message: Message) -> None:
 @pytest.mark.parametrize(("kind", "told"), [("http", "http.disconnect"), ("websocket", "websocket.disconnect")])
 async def test_a_cancelled_request_is_a_client_that_has_left(kind: str, told: str) -> None:
     app = Listener()
-    door, _ = door_before(app)
+    door = Door(app)
     task = asyncio.ensure_future(door(scope_for("/v1/audio/speech", "POST", kind), silence, nothing))
     await app.started.wait()
     task.cancel()
@@ -163,7 +114,7 @@ async def test_a_cancelled_request_is_a_client_that_has_left(kind: str, told: st
 
 async def test_what_can_no_longer_be_received_is_a_client_that_has_left() -> None:
     app = Listener()
-    door, _ = door_before(app)
+    door = Door(app)
     await door(scope_for("/v1/audio/speech", "POST"), failure, nothing)
     assert [message["type"] for message in app.heard] == ["http.disconnect", "http.disconnect"]
 
@@ -178,7 +129,7 @@ async def test_a_handler_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPa
         finally:
             ended.append("ended")
 
-    door, _ = door_before(deaf)
+    door = Door(deaf)
     task = asyncio.ensure_future(door(scope_for("/v1/audio/speech", "POST"), silence, nothing))
     await turns()
     task.cancel()
@@ -192,13 +143,13 @@ async def test_a_failure_of_the_application_reaches_ray() -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("broken off")
 
-    door, _ = door_before(broken)
+    door = Door(broken)
     with pytest.raises(RuntimeError, match="broken off"):
         await door(scope_for("/v1/audio/speech", "POST"), silence, nothing)
 
 
 async def test_sockets_know_when_the_replica_drains() -> None:
     app = Application()
-    door, _ = door_before(app)
+    door = Door(app)
     await door(scope_for("/v1/audio/speech/stream", kind="websocket"), silence, nothing)
     assert app.scopes[0]["state"]["draining"] is door.draining

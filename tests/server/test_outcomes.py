@@ -1,5 +1,6 @@
 """How speeches ended, asked for by their ids; and ending them by their ids."""
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,11 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from duetts.config import AccessConfig, Limits, ServerConfig
 from duetts.errors import CallerLeft, DeadlineExceeded, EngineFailure
+from duetts.server.app import create_app
 from duetts.server.caller import Caller
 from duetts.server.outcomes import KEPT, Outcomes
 from tests.server.conftest import Door, error_of
-from tests.server.sine import FRAME, RATE, Knobs
+from tests.server.sine import FRAME, RATE, Knobs, SineService
 from tests.server.test_failures import open_request, wait_for_request
 from tests.waiting import LIMIT_S
 
@@ -173,3 +176,49 @@ async def test_only_the_last_are_kept() -> None:
     assert outcomes.ended("speech-3")["usage"] is None
     assert outcomes.counts == {"client_disconnect": KEPT + 3}
     assert outcomes.num_running == 0
+
+
+# -- several servers behind one address
+
+
+class Others:
+    """A server of the name `b2`, where everything is known, as `a1` asks it."""
+
+    name = "a1"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, bool]] = []
+
+    async def ask(self, owner: str, speech_id: str, cancel: bool) -> dict[str, Any] | None:
+        self.asked.append((owner, speech_id, cancel))
+        return {"request_id": speech_id} if owner == "b2" else None
+
+    async def numbers(self, own: bytes) -> bytes:
+        return own + b"others 1\n"
+
+
+async def test_a_speech_is_asked_of_the_server_that_its_id_names_and_of_no_other() -> None:
+    """And only for those who are let in."""
+    others, access = Others(), AccessConfig(("key",))
+    app = create_app(SineService(Limits()), ServerConfig(("m",), access=access), peers=others)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    key, path, number = {"Authorization": "Bearer key"}, "/v1/audio/speech", "0" * 32
+    async with httpx.AsyncClient(transport=transport, base_url="http://a") as http:
+        spoken = await http.post(path, json={"input": "Hello."}, headers=key)
+        own = spoken.headers["X-Speech-Id"]
+        assert re.fullmatch("speech-a1-[0-9a-f]{32}", own)
+        assert (await http.get(f"{path}/{own}", headers=key)).json()["request_id"] == own
+        there = f"speech-b2-{number}"
+        assert (await http.get(f"{path}/{there}")).status_code == 401
+        for unknown in ("x", f"speech-{number}", f"speech-a1-{number}", f"speech-b2-{number}x", f"speech-b2-{number[1:]}"):
+            for method in ("GET", "DELETE"):
+                assert (await http.request(method, f"{path}/{unknown}", headers=key)).status_code == 404
+        assert others.asked == []
+        batch = f"speech-batch-b2-{number}-0"
+        for method, known in (("GET", there), ("DELETE", there), ("GET", batch)):
+            assert (await http.request(method, f"{path}/{known}", headers=key)).json() == {"request_id": known}
+        assert (await http.get(f"{path}/speech-c3-{number}", headers=key)).status_code == 404
+        told = [("b2", there, False), ("b2", there, True), ("b2", batch, False), ("c3", f"speech-c3-{number}", False)]
+        assert others.asked == told
+        assert (await http.get("/metrics")).status_code == 401
+        assert (await http.get("/metrics", headers=key)).text.endswith("others 1\n")

@@ -11,15 +11,18 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
-from duetts.cluster.door import Answer, Door, Question
+from duetts.cluster.door import Door, numbers_of_all
 from duetts.cluster.fleet import read_line
 from duetts.cluster.policy import unhealthy
 from duetts.config import LogConfig
-from duetts.errors import EngineDead
+from duetts.errors import EngineDead, UnknownSpeech
 from duetts.server.app import create_app
-from duetts.server.health import Health
+from duetts.server.health import Health, written
 from duetts.server.metrics import Metrics
 from duetts.serving import Plan, start_synthesizer
 from duetts.synthesizer import Synthesizer
@@ -37,7 +40,8 @@ class Replica:
         self._line = line
         self._health: Health | None = None
         self._synthesizer: Synthesizer | None = None
-        self._door: Door | None = None
+        self._app: FastAPI | None = None
+        self._metrics = Metrics()
         self._watch: asyncio.Task[None] | None = None
         self._checked = time.monotonic()  # when Ray last looked at the health
         self._was_up = time.monotonic()  # when an engine was last seen up
@@ -50,21 +54,21 @@ class Replica:
         start_log(settings.server.logs)
         for note in notes:
             log.warning("%s", note)
-        metrics, health = Metrics(), Health(settings.server.watchdog_s)
+        health = Health(settings.server.watchdog_s)
         self._places = settings.processes.engines * settings.engine.max_num_seqs
-        metrics.places.set(self._places)
+        self._metrics.places.set(self._places)
         name = settings.name
         plan = Plan(name, settings.model.revision, settings.engine, settings.processes, settings.server)
         self._synthesizer = await start_synthesizer(plan, health)
-        app = create_app(self._synthesizer, settings.server, metrics, health)
+        peers = Others()
+        self._app = create_app(self._synthesizer, settings.server, self._metrics, health, peers)
         info = self._synthesizer.info
-        context = serve.get_replica_context()
-        log.info("%s (%s weights) is ready on %s as %s", name, info.weights, info.device, context.replica_tag)
+        log.info("%s (%s weights) is ready on %s as %s", name, info.weights, info.device, peers.name)
         self._health, self._was_up = health, time.monotonic()
-        self._door = Door(app, context.replica_tag, self._ask_others)
+        door = Door(self._app)
         self._checked = time.monotonic()
-        self._watch = asyncio.create_task(self._watch_draining(self._door))
-        return self._door
+        self._watch = asyncio.create_task(self._watch_draining(door))
+        return door
 
     # -- what Ray asks
 
@@ -92,11 +96,21 @@ class Replica:
             "late": float(stats.get("smallest_buffer_s", 0.0) < 0 or underruns > before),
         }
 
-    async def answer(self, question: Question, asking: str) -> Answer | None:
-        """This replica's answer to what another one was asked."""
-        if self._door is None or serve.get_replica_context().replica_tag == asking:
+    # -- what other replicas ask
+
+    async def known(self, owner: str, speech_id: str, cancel: bool) -> dict[str, Any] | None:
+        """As `Peers.ask`, if this is the owner: Ray sends it to any replica when that one is gone."""
+        if self._app is None or serve.get_replica_context().replica_tag != owner:
             return None
-        return await self._door.answer(question)
+        outcomes = self._app.state.outcomes
+        with suppress(UnknownSpeech):
+            return dict(outcomes.cancel(speech_id) if cancel else outcomes.ended(speech_id))
+        return None
+
+    async def numbers(self, asking: str) -> tuple[str, bytes] | None:
+        """This replica's name and numbers, for another one."""
+        name = serve.get_replica_context().replica_tag
+        return None if self._health is None or name == asking else (name, written(self._health, self._metrics))
 
     async def __del__(self) -> None:
         """Ray calls this when the replica has drained."""
@@ -104,17 +118,6 @@ class Replica:
             self._watch.cancel()
         if self._synthesizer is not None:
             await self._synthesizer.close()
-
-    # -- what it asks
-
-    async def _ask_others(self, question: Question) -> list[Answer]:
-        context = serve.get_replica_context()
-        handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        told: list[Any] = []
-        with suppress(TimeoutError):
-            asked = handle.broadcast("answer", question, context.replica_tag)
-            told = await asked.results_async(timeout_s=OTHERS_S, return_exceptions=True)
-        return [one for one in told if isinstance(one, Answer)]
 
     async def _watch_draining(self, door: Door) -> None:
         """Ray does not tell a replica that it drains, but it no longer looks at its health. Idle sockets would hold it up."""
@@ -126,6 +129,31 @@ class Replica:
                 door.draining.set()
             elif not is_silent and door.draining.is_set():
                 door.draining = asyncio.Event()  # Ray was slow: sockets that come from now on stay
+
+
+class Others:
+    """The other replicas, as the application of this one asks them: its `Peers`."""
+
+    def __init__(self) -> None:
+        self._context = serve.get_replica_context()
+        self.name = self._context.replica_tag
+
+    async def ask(self, owner: str, speech_id: str, cancel: bool) -> dict[str, Any] | None:
+        """Of the owner alone: `routing.py` knows `known` and its first argument."""
+        with suppress(TimeoutError, RayError, RayServeException):
+            async with asyncio.timeout(OTHERS_S):
+                return await self._handle().known.remote(owner, speech_id, cancel)  # type: ignore[no-any-return]
+        return None
+
+    async def numbers(self, own: bytes) -> bytes:
+        told: list[Any] = []
+        with suppress(TimeoutError):
+            asked = self._handle().broadcast("numbers", self.name)
+            told = await asked.results_async(timeout_s=OTHERS_S, return_exceptions=True)
+        return numbers_of_all({self.name: own} | dict(one for one in told if isinstance(one, tuple)))
+
+    def _handle(self) -> Any:
+        return serve.get_deployment_handle(self._context.deployment, self._context.app_name)
 
 
 def start_log(config: LogConfig) -> None:

@@ -34,6 +34,7 @@ from duetts.server.health import Health, health_router
 from duetts.server.metrics import Metrics, door, door_of
 from duetts.server.models import models_router
 from duetts.server.outcomes import Outcomes, outcomes_router
+from duetts.server.peers import Peers
 from duetts.server.recipes import recipes_router
 from duetts.server.speech import speech_router
 from duetts.server.voices import consents_router, voices_router
@@ -51,9 +52,10 @@ requests_log = logging.getLogger("duetts.requests")
 
 
 def create_app(
-    service: SpeechService, config: ServerConfig, metrics: Metrics | None = None, health: Health | None = None
-) -> FastAPI:
-    """The application in front of a service, which must be ready."""
+    service: SpeechService, config: ServerConfig, metrics: Metrics | None = None, health: Health | None = None,
+    peers: Peers | None = None,
+) -> FastAPI:  # fmt: skip
+    """The application in front of a service, which must be ready. Several of them are `peers`."""
     metrics, health = metrics or Metrics(), health or Health(config.watchdog_s)
     health.watch(service)
     metrics.watch(service.stats)
@@ -68,7 +70,7 @@ def create_app(
     outcomes = app.state.outcomes = Outcomes(metrics)
     app.include_router(speech_router(service, config, outcomes))
     app.include_router(batch_router(service, config, outcomes))
-    app.include_router(outcomes_router(outcomes))
+    app.include_router(outcomes_router(outcomes, peers))
     app.include_router(socket_router(service, config, outcomes))
     app.include_router(fish_router(service, config, outcomes))
     app.include_router(fish_live_router(service, config, outcomes))
@@ -79,9 +81,9 @@ def create_app(
     app.include_router(recipes_router(config))
     app.include_router(voices_router(service, config))
     app.include_router(consents_router(service, config))
-    app.include_router(health_router(health, metrics, config))
+    app.include_router(health_router(health, metrics, config, peers))
     describe(app, config)
-    _enclose(app, config, outcomes, metrics)
+    _enclose(app, config, outcomes, metrics, "" if peers is None else f"{peers.name}-")
     return app
 
 
@@ -93,12 +95,12 @@ def create_waiting_app(config: ServerConfig, metrics: Metrics, health: Health) -
     return app
 
 
-def _enclose(app: FastAPI, config: ServerConfig, outcomes: Outcomes, metrics: Metrics) -> None:
+def _enclose(app: FastAPI, config: ServerConfig, outcomes: Outcomes, metrics: Metrics, mark: str = "") -> None:
     """What every request passes through. The last is the outermost: answers to errors get the headers for scripts, and
-    preflights come before keys."""
+    preflights come before keys. The `mark` is for ids."""
     app.add_middleware(Bodies, max_body_bytes=config.limits.max_body_bytes)
     app.add_middleware(Guard, access=config.access)
-    app.add_middleware(Entrance, outcomes=outcomes, metrics=metrics, logs=config.logs)
+    app.add_middleware(Entrance, outcomes=outcomes, metrics=metrics, logs=config.logs, mark=mark)
     if config.access.cors_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config.access))
 
@@ -145,15 +147,15 @@ class Entrance:
     is only echoed.
     """
 
-    def __init__(self, app: ASGIApp, outcomes: Outcomes, metrics: Metrics, logs: LogConfig) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, outcomes: Outcomes, metrics: Metrics, logs: LogConfig, mark: str) -> None:
+        self._app, self._mark = app, mark
         self._outcomes, self._metrics, self._logs = outcomes, metrics, logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        speech_id = f"speech-{uuid.uuid4().hex}"
+        speech_id = f"speech-{self._mark}{uuid.uuid4().hex}"
         client_id = Headers(scope=scope).get("x-request-id", "")
         request_id = client_id if CLIENT_ID.fullmatch(client_id) else speech_id
         scope["path"] = scope["path"].rstrip("/") or "/"

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from duetts.config import ServerConfig
 from duetts.errors import DuettsError, EmptyGeneration, EngineFailure, NotReady, Overloaded
 from duetts.server.metrics import CONTENT_TYPE, Metrics
+from duetts.server.peers import Peers
 from duetts.service import SpeechService
 from duetts.types import SpeechRequest
 
@@ -148,7 +149,7 @@ def _whereabouts(stats: dict[str, Any]) -> str:
     return f": {', '.join(told)}" if told else ""
 
 
-def health_router(health: Health, metrics: Metrics, config: ServerConfig) -> APIRouter:
+def health_router(health: Health, metrics: Metrics, config: ServerConfig, peers: Peers | None = None) -> APIRouter:
     """/live, /ready, /health, /version, /metrics, and what some clients ask to know a server by."""
     router = APIRouter()
     libraries = {name: _version(name) for name in LIBRARIES}
@@ -191,10 +192,16 @@ def health_router(health: Health, metrics: Metrics, config: ServerConfig) -> API
     @router.get("/metrics", response_class=Response)
     async def numbers() -> Response:
         """Numbers for Prometheus."""
-        metrics.ready.set(not health.busy())
-        return Response(metrics.written(), 200, {"Content-Type": CONTENT_TYPE})
+        own = written(health, metrics)
+        return Response(own if peers is None else await peers.numbers(own), 200, {"Content-Type": CONTENT_TYPE})
 
     return router
+
+
+def written(health: Health, metrics: Metrics) -> bytes:
+    """The numbers as they are now."""
+    metrics.ready.set(not health.busy())
+    return metrics.written()
 
 
 def describe(service: SpeechService | None, config: ServerConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from duetts.errors import Aborted, Cancelled, NotReady, Overloaded, UnknownSpeec
 from duetts.server.caller import Caller
 from duetts.server.errors import error_object
 from duetts.server.metrics import Metrics
+from duetts.server.peers import Peers, owner_of
 from duetts.types import Int32, Speech
 
 KEPT = 1024
@@ -138,18 +139,25 @@ def usage_of(speech: Speech, num_frames: int) -> dict[str, Any]:
     }
 
 
-def outcomes_router(outcomes: Outcomes) -> APIRouter:
+def outcomes_router(outcomes: Outcomes, peers: Peers | None = None) -> APIRouter:
     """A speech by its id."""
     router = APIRouter()
+
+    async def ask(speech_id: str, cancel: bool) -> dict[str, Any]:
+        """Of the server that has given the id, and of no other."""
+        owner = owner_of(speech_id)
+        if peers is not None and owner not in ("", peers.name) and (told := await peers.ask(owner, speech_id, cancel)):
+            return told
+        return outcomes.cancel(speech_id) if cancel else outcomes.ended(speech_id)
 
     @router.get("/v1/audio/speech/{speech_id}")
     async def outcome(speech_id: str) -> dict[str, Any]:
         """How a speech ended. Its id was in the header X-Speech-Id."""
-        return outcomes.ended(speech_id)
+        return await ask(speech_id, cancel=False)
 
     @router.delete("/v1/audio/speech/{speech_id}")
     async def cancel(speech_id: str) -> dict[str, Any]:
         """End a speech that is still made. `cancelled` is false if it had ended."""
-        return outcomes.cancel(speech_id)
+        return await ask(speech_id, cancel=True)
 
     return router
