@@ -68,7 +68,7 @@ def test_settings_are_read_as_texts_or_typed(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.server.served_model_names == ("a", "b")
     assert settings.server.voices.aliases == (("x", "y"),)
     assert settings.server.access.public_catalog is True
-    assert settings.name == "duetts-mini"
+    assert settings.model == "duetts-mini"
 
 
 def test_a_file_lies_under_arguments(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_profiles_are_for_the_machine_of_the_replica() -> None:
 
 
 def test_there_is_more_time_to_drain_than_for_a_server_unless_somebody_says() -> None:
-    assert read_line({})[0].drain_s == DRAIN_S
-    assert read_line({"drain_timeout": 7})[0].drain_s == 7.0
+    assert read_line({})[0].processes.drain_s == DRAIN_S
+    assert read_line({"drain_timeout": 7})[0].processes.drain_s == 7.0
 
 
 def test_numbers_of_replicas_are_for_ray() -> None:

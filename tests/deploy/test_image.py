@@ -145,7 +145,7 @@ def test_the_parts_of_the_manifest_fit_each_other() -> None:
     assert asked["num_cpus"] < int(container["resources"]["limits"]["cpu"])
     assert workers["minReplicas"] == fleet.min_replicas
     assert workers["maxReplicas"] == fleet.max_replicas
-    assert settings.drain_s == DRAIN_S < pod["terminationGracePeriodSeconds"]
+    assert settings.processes.drain_s == DRAIN_S < pod["terminationGracePeriodSeconds"]
     assert {"name": "serve", "containerPort": config["http_options"]["port"]} in container["ports"]
     assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in container["volumeMounts"]}
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/cache", "/dev/shm"}

@@ -14,10 +14,10 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from duetts.cluster.fleet import OF_THE_PROXY, Fleet, ReplicaSettings, check_secrets, gpus_for, read_line
+from duetts.cluster.fleet import OF_THE_PROXY, Fleet, check_secrets, gpus_for, read_line
 from duetts.cluster.replica import Replica
 from duetts.errors import ConfigError, EngineFailure
-from duetts.serving import is_loopback
+from duetts.serving import Plan, is_loopback
 
 NAME = "duetts"
 LOOPBACK, DEFAULT_PORT = "127.0.0.1", 8000
@@ -92,26 +92,26 @@ def app(arguments: dict[str, Any]) -> serve.Application:
     """The application: `serve run duetts.cluster:app model=fishaudio/s2-pro max_replicas=4`, or `import_path` and `args` of a
     Serve configuration. Arguments are those of `Fleet` and the settings of `duetts serve`. Raises `ConfigError`."""
     fleet, line = Fleet.take(arguments)
-    settings, _ = read_line(line, elsewhere=True)
-    deployment = serve.deployment(serve.ingress()(Replica), name=NAME, **options(fleet, settings))
+    plan, _ = read_line(line, elsewhere=True)
+    deployment = serve.deployment(serve.ingress()(Replica), name=NAME, **options(fleet, plan))
     return deployment.bind(line)
 
 
-def options(fleet: Fleet, settings: ReplicaSettings) -> dict[str, Any]:
+def options(fleet: Fleet, plan: Plan) -> dict[str, Any]:
     """How Ray Serve runs replicas. Each field can be overridden in a Serve configuration, under `deployments`."""
-    engines = settings.processes.engines
-    gpus = gpus_for(settings) if fleet.gpus_per_replica is None else fleet.gpus_per_replica
+    engines = plan.processes.engines
+    gpus = gpus_for(plan) if fleet.gpus_per_replica is None else fleet.gpus_per_replica
     window_s = fleet.scale_up_after / 2
     return {
         "ray_actor_options": {"num_cpus": fleet.cpus_per_replica, "num_gpus": gpus},
-        "max_ongoing_requests": max(MOST, 2 * engines * (settings.engine.max_num_seqs + settings.engine.max_queue)),
+        "max_ongoing_requests": max(MOST, 2 * engines * (plan.engine.max_num_seqs + plan.engine.max_queue)),
         "max_queued_requests": MOST_WAITING,
         "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_S},
         "request_router_config": {"request_router_class": "duetts.cluster.routing.FewerOfTwo"},
         "health_check_period_s": LOOK_S,
         "health_check_timeout_s": 30.0,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": settings.drain_s,
+        "graceful_shutdown_timeout_s": plan.processes.drain_s,
         "autoscaling_config": {
             "min_replicas": fleet.min_replicas,
             "max_replicas": fleet.max_replicas,

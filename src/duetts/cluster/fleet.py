@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from duetts.config import EMBEDDED, EngineConfig, ModelChoice, ProcessConfig, ServerConfig, environment
+from duetts.config import EMBEDDED, environment
 from duetts.deploy.profiles import NONE, settle
 from duetts.errors import ConfigError
+from duetts.serving import Plan
 from duetts.settings.arguments import Given
 from duetts.settings.table import BY_NAME
-from duetts.settings.values import Value, build, hint
+from duetts.settings.values import build, hint
 
 DRAIN_S = 120.0  # by default; the longest stream takes about 80 s
 OTHER_NAMES = ("config", "profile")
@@ -69,20 +70,8 @@ class Fleet:
         return cls(**given), line
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSettings:
-    """The settings of a replica, as its own machine has them. `name` is the model's: a folder, a hub id or duetts-mini."""
-
-    name: str
-    model: ModelChoice
-    engine: EngineConfig
-    processes: ProcessConfig
-    server: ServerConfig
-    drain_s: float
-
-
-def read_line(line: Mapping[str, Any], elsewhere: bool = False) -> tuple[ReplicaSettings, list[str]]:
-    """The settings that arguments, this machine's variables, files and GPUs make, in this order; and what should be told.
+def read_line(line: Mapping[str, Any], elsewhere: bool = False) -> tuple[Plan, list[str]]:
+    """The plan that arguments, this machine's variables, files and GPUs make, in this order; and what should be told.
 
     Texts are read as on a command line, anything else as in a file. Without a profile, which goes by a machine's GPUs, if the
     replicas are `elsewhere`. Raises `ConfigError`.
@@ -97,9 +86,10 @@ def read_line(line: Mapping[str, Any], elsewhere: bool = False) -> tuple[Replica
     layers = (("the application's arguments", typed),) if typed else ()
     values, notes = settle(flags, variables, others.get("config"), others.get("profile"), *layers)
     settings = build(values)
-    name = settings.model.model or EMBEDDED
-    drain_s = DRAIN_S if _is_default(values["drain_timeout"]) else settings.processes.drain_s
-    return ReplicaSettings(name, settings.model, settings.engine, settings.processes, settings.server, drain_s), notes
+    processes = settings.processes
+    if values["drain_timeout"].source == "default":
+        processes = replace(processes, drain_s=DRAIN_S)
+    return Plan(settings.model.model or EMBEDDED, settings.model.revision, settings.engine, processes, settings.server), notes
 
 
 def arguments_of(given: Given, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -112,10 +102,10 @@ def arguments_of(given: Given, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def gpus_for(settings: ReplicaSettings) -> int:
+def gpus_for(plan: Plan) -> int:
     """How many GPUs a replica's engines and their codec processes take, unless somebody says it."""
-    engines, codec = settings.processes.engines, settings.processes.codec_device
-    if settings.name == EMBEDDED or settings.engine.device == "cpu":
+    engines, codec = plan.processes.engines, plan.processes.codec_device
+    if plan.model == EMBEDDED or plan.engine.device == "cpu":
         return 0
     if codec == "next":
         return 2 * engines
@@ -128,10 +118,6 @@ def check_secrets(arguments: Mapping[str, Any], address: str | None) -> None:
         raise ConfigError(
             "api_key: a cluster shows an application's arguments; name an api_key_file that all its machines have"
         )
-
-
-def _is_default(value: Value) -> bool:
-    return value.source == "default"
 
 
 def _number(name: str, value: Any, whole: bool) -> Any:

@@ -24,7 +24,7 @@ from duetts.errors import EngineDead, UnknownSpeech
 from duetts.server.app import create_app
 from duetts.server.health import Health, written
 from duetts.server.metrics import Metrics
-from duetts.serving import Plan, start_synthesizer
+from duetts.serving import start_synthesizer
 from duetts.synthesizer import Synthesizer
 
 OTHERS_S = 3.0  # that the other replicas may take to answer
@@ -50,20 +50,18 @@ class Replica:
 
     async def __serve_build_asgi_app__(self) -> Door:
         """Ray's name for what makes the application, in the event loop that will run it. Then the replica is ready."""
-        settings, notes = read_line(self._line)
-        start_log(settings.server.logs)
+        plan, notes = read_line(self._line)
+        start_log(plan.server.logs)
         for note in notes:
             log.warning("%s", note)
-        health = Health(settings.server.watchdog_s)
-        self._places = settings.processes.engines * settings.engine.max_num_seqs
+        health = Health(plan.server.watchdog_s)
+        self._places = plan.processes.engines * plan.engine.max_num_seqs
         self._metrics.places.set(self._places)
-        name = settings.name
-        plan = Plan(name, settings.model.revision, settings.engine, settings.processes, settings.server)
         self._synthesizer = await start_synthesizer(plan, health)
         peers = Others()
-        self._app = create_app(self._synthesizer, settings.server, self._metrics, health, peers)
+        self._app = create_app(self._synthesizer, plan.server, self._metrics, health, peers)
         info = self._synthesizer.info
-        log.info("%s (%s weights) is ready on %s as %s", name, info.weights, info.device, peers.name)
+        log.info("%s (%s weights) is ready on %s as %s", plan.model, info.weights, info.device, peers.name)
         self._health, self._was_up = health, time.monotonic()
         door = Door(self._app)
         self._checked = time.monotonic()
