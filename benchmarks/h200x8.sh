@@ -10,7 +10,8 @@
 # replicas each), SPLITS (2: servers whose last GPU has the codecs of their others), PROCESSES (16, of clients; a multiple of CELLS
 # and SPLITS), MODEL (s2-pro, or for a rehearsal duetts-mini or tiny), SEATS and SERVE (flags of duetts serve), PROFILE.
 # Loads: LOADS (of T), LISTENERS (of S), KILL_LOAD, EACH (seconds of a run), REPEATS, LEAST (answers of each client), FRAMES (of
-# each answer; 0 as the workload has it). One replica gets a part of these loads. LIMIT: seconds for everything (570).
+# each answer; 0 as the workload has it). One replica gets a part of these loads. LIMIT: seconds for everything (570). PORT (8017): of
+# the first server; others follow.
 #
 # A rehearsal on a CPU: DEVICE=cpu MODEL=tiny PROCESSES=4 LOADS=8,16 LISTENERS=4,8 KILL_LOAD=16 EACH=3 FRAMES=12 SEATS='--max-num-seqs 4'
 set -u
@@ -26,7 +27,7 @@ read -ra SERVE <<<"${SERVE:-}"
 PARTS=(limits one eight half kill cells split)
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
-LOG=$OUT/log.txt PORT=8017 WATCH='' SERVERS=() URLS=()
+LOG=$OUT/log.txt PORT=${PORT:-8017} WATCH='' SERVERS=() URLS=()
 WORK=$(mktemp -d)
 export DUETTS_CACHE_DIR=$WORK/cache DUETTS_VOICES_DIR=$WORK/voices # nothing of an earlier run is found
 FOLDER='' DUMMY=(--load-format dummy) SHORT=''
@@ -229,6 +230,6 @@ for name in "$@"; do
 done
 [ $# -gt 0 ] && prepare
 for name in "$@"; do
-    if [ "$(left)" -lt 40 ]; then say "$name: skipped, no time is left"; else part "$name"; fi
+    if [ "$(left)" -lt 90 ]; then say "$name: skipped, no time is left"; else part "$name"; fi
 done
 host report "$OUT" --engines "$ENGINES" | tee -a "$LOG"
