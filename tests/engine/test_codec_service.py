@@ -140,15 +140,12 @@ async def served(tmp_path: Path, vocoder: Vocoder, encoder: Encoder) -> AsyncIte
         context.destroy(linger=0)
 
 
-def send(link: Link, one: DecodeCall) -> "Future[Decoded]":
-    done: Future[Decoded] = Future()
-    link.decode(one, done)
-    return done
+def send(link: Link, one: DecodeCall) -> "asyncio.Task[Decoded]":
+    return asyncio.create_task(link.decode(one))
 
 
-async def answers(*futures: "Future[Decoded]") -> list[Any]:
-    waiting = [asyncio.wrap_future(future) for future in futures]
-    return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), LIMIT_S)
+async def answers(*calls: "asyncio.Task[Decoded]") -> list[Any]:
+    return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), LIMIT_S)
 
 
 async def test_calls_are_begun_in_their_order_and_come_back_as_they_were(tmp_path: Path) -> None:
@@ -262,11 +259,12 @@ async def test_a_connection_that_ends_fails_what_is_open(tmp_path: Path) -> None
     async with served(tmp_path, vocoder, Encoder()) as (_, link, _):
         vocoder.gate.clear()
         waiting = send(link, call([1]))
+        await until(lambda: link.num_calls == 1)
         link.fail(EngineFailure("codec 0 ended with code -9"))
         late = send(link, call([2]))
         vocoder.gate.set()
         found = await answers(waiting, late)
-        assert [str(each) for each in found] == ["codec 0 ended with code -9", "the codec process has just ended"]
+        assert [str(each) for each in found] == ["codec 0 ended with code -9", "the codec process: the process has just ended"]
 
 
 async def test_references_are_encoded_between_calls(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -34,34 +33,23 @@ STATES = ("loading", "ready", "ending", "failed", "ended")
 log = logging.getLogger("duetts.engine")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decode:
-    """A call of the codec's decoder and what waits for it, perhaps on another thread."""
-
-    call: DecodeCall
-    done: Future[Decoded]
-
-
 @dataclass(slots=True, eq=False)
 class Call:
-    """One open request. `owed` is the work in frames that the engine still has with it; neither an utterance nor a call of the
-    decoder: a reference."""
+    """One open request. `owed` is the work in frames that the engine still has with it. What is no utterance is answered by one
+    message of the kind `answer`, which `read` takes apart."""
 
     number: int
     owed: float
     utterance: Utterance | None = None
-    decode: Decode | None = None
+    answer: str = ""
+    read: Callable[[Message], Any] = field(default=lambda message: message)
     chunks: int = 0
     frames: int = 0
     began: float = field(default_factory=time.monotonic)
-    items: asyncio.Queue[Chunk | Outcome | DuettsError | Int32] = field(default_factory=asyncio.Queue)
+    items: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     def fail(self, error: DuettsError) -> None:
         """Ends the call. An error before any audio of a speech is raised as it is, later ones are an outcome."""
-        if self.decode is not None:
-            own = error if isinstance(error, EngineFailure) else EngineFailure(f"the codec process: {error}")
-            self.decode.done.set_exception(own)
-            return
         if self.utterance is None:
             self.items.put_nowait(error)
             return
@@ -71,7 +59,7 @@ class Call:
 
     def refuse(self, error: DuettsError) -> None:
         """Ends the call with what the engine raised."""
-        if self.chunks or self.decode is not None:
+        if self.chunks:
             self.fail(error)
         else:
             self.items.put_nowait(error)
@@ -122,7 +110,7 @@ class Link:
 
     async def speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
         """Chunks, then one outcome. Closing it early cancels in the engine. Raises what the engine raises before any audio."""
-        call = self._open(utterance_weight(utterance), utterance)
+        call = self._open(utterance_weight(utterance), utterance=utterance)
         try:
             self._post(wire.speak(call.number, utterance))
             while True:
@@ -139,30 +127,36 @@ class Link:
     async def encode(self, wave: Float32) -> Int32:
         """The codes of a reference. Raises what the engine raises."""
         assert self.info is not None, "an engine that encodes has told what it is"
-        call = self._open(reference_weight(len(wave), self.info.frame_length), None)
+        owed, codebooks = reference_weight(len(wave), self.info.frame_length), self.info.num_codebooks
+        call = self._open(owed, answer="codes", read=lambda message: message.array(0, "<i4", codebooks))
+        codes: Int32 = await self._ask(call, wire.encode(call.number, wave))
+        return codes
+
+    async def decode(self, call: DecodeCall) -> Decoded:
+        """What a codec process makes of a call. Raises the `EngineFailure` for which it makes nothing."""
+        assert self.info is not None, "a codec process that decodes has told what it is"
+        owed, length = float(call.codes.shape[0] * call.codes.shape[2]), self.info.frame_length
         try:
-            self._post(wire.encode(call.number, wave))
+            opened = self._open(owed, answer="sounds", read=lambda message: wire.read_sounds(message, call, length))
+            made: Decoded = await self._ask(opened, wire.decode(opened.number, call))
+        except DuettsError as error:
+            raise error if isinstance(error, EngineFailure) else EngineFailure(f"the codec process: {error}") from error
+        return made
+
+    async def _ask(self, call: Call, message: Message) -> Any:
+        try:
+            self._post(message)
             item = await call.items.get()
             if isinstance(item, DuettsError):
                 raise item
-            assert not isinstance(item, Chunk | Outcome), f"{type(item)} is no codes"
             return item
         finally:
             self._leave(call)
 
-    def decode(self, call: DecodeCall, done: Future[Decoded]) -> None:
-        """Sends a call to a codec process; `done` gets what it makes, or the `EngineFailure` for which it makes nothing."""
-        try:
-            opened = self._open(float(call.codes.shape[0] * call.codes.shape[2]), None, Decode(call, done))
-        except NotReady:
-            done.set_exception(EngineFailure("the codec process has just ended"))
-            return
-        self._post(wire.decode(opened.number, call))
-
-    def _open(self, owed: float, utterance: Utterance | None, decode: Decode | None = None) -> Call:
+    def _open(self, owed: float, **fields: Any) -> Call:
         if self.failed:
-            raise NotReady("the engine has just ended")
-        call = Call(next(self._numbers), owed, utterance, decode)
+            raise NotReady("the process has just ended")
+        call = Call(next(self._numbers), owed, **fields)
         self._calls[call.number] = call
         return call
 
@@ -266,10 +260,8 @@ class Link:
         try:
             if message.kind == "refused":
                 call.refuse(wire.error_from_plain(message.take("error", dict)))
-            elif message.kind == "sounds" and call.decode is not None and self.info is not None:
-                call.decode.done.set_result(wire.read_sounds(message, call.decode.call, self.info.frame_length))
-            elif message.kind == "codes" and call.utterance is None and call.decode is None and self.info is not None:
-                call.items.put_nowait(message.array(0, "<i4", self.info.num_codebooks))
+            elif message.kind == call.answer and call.utterance is None:
+                call.items.put_nowait(call.read(message))
             elif message.kind == "chunk" and call.utterance is not None:
                 self._on_chunk(call, call.utterance, message)
                 return

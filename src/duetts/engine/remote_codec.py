@@ -75,9 +75,8 @@ class RemoteCodec:
         link, worker = self._link, self._worker
         if link is None or worker is None:
             raise NotReady("the codec process is not up")
-        done: Future[Decoded] = Future()
+        done = asyncio.run_coroutine_threadsafe(link.decode(call), self._loop)
         done.add_done_callback(lambda _: worker.wake())
-        self._loop.call_soon_threadsafe(link.decode, call, done)
         return done
 
     def encode(self, wave: Float32) -> Future[Int32]:
