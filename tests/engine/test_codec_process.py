@@ -39,7 +39,7 @@ CONFIG = ProcessConfig(codec_device="cpu", heartbeat_s=0.05, silence_s=3.0, stuc
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def apart(endless_folder: Path, alone: dict[int, bytes]) -> AsyncIterator[RemoteSpeaker]:
-    """Begins after what is computed in this process, whose loop stands still meanwhile: engines that hear nobody for 30 s end."""
+    """Begins after what is computed here, while which the loop stands still: engines that hear nobody for 30 s end."""
     speaker = await RemoteSpeaker.start(endless_folder, ENGINE, CONFIG)
     yield speaker
     await speaker.close()

@@ -64,7 +64,7 @@ def alone(endless_folder: Path) -> dict[int, bytes]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def remote(endless_folder: Path, alone: dict[int, bytes]) -> AsyncIterator[RemoteSpeaker]:
-    """Begins after what is computed in this process, whose loop stands still meanwhile: engines that hear nobody for 30 s end."""
+    """Begins after what is computed here, while which the loop stands still: engines that hear nobody for 30 s end."""
     speaker = await RemoteSpeaker.start(endless_folder, ENGINE, CONFIG)
     yield speaker
     await speaker.close()
