@@ -33,8 +33,7 @@ from duetts.server.fish_voices import model_router, references_router
 from duetts.server.health import Health, health_router
 from duetts.server.metrics import Metrics, door, door_of
 from duetts.server.models import models_router
-from duetts.server.outcomes import Outcomes, outcomes_router
-from duetts.server.peers import Peers
+from duetts.server.outcomes import Outcomes, Peers, outcomes_router
 from duetts.server.recipes import recipes_router
 from duetts.server.speech import speech_router
 from duetts.server.voices import consents_router, voices_router

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from duetts.config import ServerConfig
 from duetts.errors import DuettsError, EmptyGeneration, EngineFailure, NotReady, Overloaded
 from duetts.server.metrics import CONTENT_TYPE, Metrics
-from duetts.server.peers import Peers
+from duetts.server.outcomes import Peers
 from duetts.service import SpeechService
 from duetts.types import SpeechRequest
 

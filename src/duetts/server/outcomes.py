@@ -5,11 +5,12 @@ Ids are the server's own (`X-Speech-Id`); nothing here knows a client's.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 
@@ -18,10 +19,10 @@ from duetts.errors import Aborted, Cancelled, NotReady, Overloaded, UnknownSpeec
 from duetts.server.caller import Caller
 from duetts.server.errors import error_object
 from duetts.server.metrics import Metrics
-from duetts.server.peers import Peers, owner_of
 from duetts.types import Int32, Speech
 
 KEPT = 1024
+OWNER = re.compile(r"[a-z-]+-([a-z0-9]+)-[0-9a-f]{32}(?:-[0-9]+)*")  # of several servers, in an id
 
 
 class Outcomes:
@@ -139,14 +140,32 @@ def usage_of(speech: Speech, num_frames: int) -> dict[str, Any]:
     }
 
 
+class Peers(Protocol):
+    """Other servers behind the same address: what only one of them knows is asked of it, for requests that have been let in."""
+
+    @property
+    def name(self) -> str:
+        """This server's own: lower-case letters and figures. It stands in the ids of its speeches."""
+        ...
+
+    async def ask(self, owner: str, speech_id: str, cancel: bool) -> dict[str, Any] | None:
+        """What the server of that name says of a speech, after it was cancelled or not; None if there is no such server, or it
+        does not know the speech."""
+        ...
+
+    async def numbers(self, own: bytes) -> bytes:
+        """The numbers of all servers, of which those of this one are given."""
+        ...
+
+
 def outcomes_router(outcomes: Outcomes, peers: Peers | None = None) -> APIRouter:
     """A speech by its id."""
     router = APIRouter()
 
     async def ask(speech_id: str, cancel: bool) -> dict[str, Any]:
         """Of the server that has given the id, and of no other."""
-        owner = owner_of(speech_id)
-        if peers is not None and owner not in ("", peers.name) and (told := await peers.ask(owner, speech_id, cancel)):
+        named = OWNER.fullmatch(speech_id)
+        if peers and named and named[1] != peers.name and (told := await peers.ask(named[1], speech_id, cancel)):
             return told
         return outcomes.cancel(speech_id) if cancel else outcomes.ended(speech_id)
 
