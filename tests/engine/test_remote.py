@@ -491,7 +491,7 @@ async def test_nothing_stays_on_disk_of_an_engine_that_is_killed_while_it_loads(
     """It has not even opened its socket. Whoever dies: the codec process of an engine is started by that, as this one here."""
     told = tmp_path / "pid"
     loading = f"import os, sys; open({str(told)!r}, 'w').write(str(os.getpid())); sys.stdin.buffer.read()"
-    command = [sys.executable, "-c", SERVER, str(tmp_path), sys.executable, "-c", loading]
+    command = [sys.executable, "-c", SERVER.replace("engines=2", "engines=1"), str(tmp_path), sys.executable, "-c", loading]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
         await until(lambda: told.exists() and told.read_text() != "")
