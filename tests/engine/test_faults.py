@@ -48,10 +48,23 @@ def engine(
 ) -> Engine:  # fmt: skip
     device, vocoder = NullDevice(pages, lag=lag, rows=slots), NullVocoder(2 * slots, quantum)
     room = Room(slots, slots, 32, 160, 0.05, shared_thread=not threads)
-    beside = Threads(lambda: None, Standing()) if threads else None
+    beside = Threads(Standing()) if threads else None
     return Engine(
         Parts(device, vocoder, NullEncoder(), room, pages, END, queue, ChunkPolicy(2, 4), threads=beside), start=start
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_threads_that_compute_are_prepared_first(threads: bool) -> None:
+    """On a machine of several GPUs that is how each knows which one is meant."""
+    own = engine(threads=threads, start=False)
+    prepared: list[str] = []
+    parts = replace(own._parts, prepare=lambda: prepared.append(threading.current_thread().name))
+    own.close()
+    own = Engine(parts)
+    submit(own, spoken(1, frames=2))[1].wait(LIMIT_S)
+    own.close()
+    assert sorted(prepared) == ["duetts-codec", "duetts-engine"][not threads :]
 
 
 def spoken(number: int, frames: int = 30, fault: int = 0, **options: Any) -> Utterance:

@@ -69,7 +69,7 @@ class Engine:
         self._seconds_per_request = 1.0
         self._turned = clock()
         if parts.threads is not None:
-            self._codec.start(parts.threads.prepare, patient=parts.threads.patient)
+            self._codec.start(parts.prepare, patient=parts.threads.patient)
         self._thread = threading.Thread(target=self._run, name="duetts-engine", daemon=True) if start else None
         if self._thread is not None:
             self._thread.start()
@@ -191,8 +191,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            if self._parts.threads is not None:
-                self._parts.threads.prepare()
+            self._parts.prepare()
             while self._turn():
                 pass
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -118,7 +119,8 @@ def join_halves(
     kv_positions: int | None,
 ) -> Engine:  # fmt: skip
     """An engine of a language model and a codec, wherever that is."""
-    on_cpu = dual_ar.slow.embeddings.weight.device.type == "cpu"
+    device = dual_ar.slow.embeddings.weight.device
+    on_cpu = device.type == "cpu"
     slots = config.max_num_seqs
     pages = pages_for(kv_positions or cache_positions(config, max_model_len))
     rows = config.rows if on_cpu else min(slots, MAX_ROWS)  # on a CPU also with fewer slots: bytes must not depend on them
@@ -141,6 +143,7 @@ def join_halves(
             max_line_s=config.max_line_s,
             policy=ChunkPolicy(config.first_chunk, config.largest_chunk),
             threads=half.threads,
+            prepare=partial(begin, device, config),
         )
     )  # fmt: skip
 
@@ -152,14 +155,14 @@ def own_codec(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecHa
     device = codec.quantizer.post_module.norm.weight.device
     if device.type != "cpu":
         return CodecHalf(vocoder, encoder, None)
-    return CodecHalf(vocoder, encoder, Threads(partial(begin, device, config), EncoderThread(encoder, config.cpu_threads)))
+    return CodecHalf(vocoder, encoder, Threads(EncoderThread(encoder, config.cpu_threads)))
 
 
-def other_codec(codec: RemoteCodec, info: SpeakerInfo, config: EngineConfig, device: torch.device) -> CodecHalf:
-    """The codec in its own process, which has told `info`, for an engine on `device`."""
+def other_codec(codec: RemoteCodec, info: SpeakerInfo, config: EngineConfig) -> CodecHalf:
+    """The codec in its own process, which has told `info`."""
     vocoder = RemoteVocoder(codec, slots=codec_slots(config), quantum=config.codec_quantum if info.device == "cpu" else None)
     encoder = RemoteEncoder(codec)
-    return CodecHalf(vocoder, encoder, Threads(partial(begin, device, config), encoder, patient=False))
+    return CodecHalf(vocoder, encoder, Threads(encoder, patient=False))
 
 
 def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> CodecVocoder | GraphedVocoder:
@@ -176,8 +179,13 @@ def build_vocoder(codec: Codec, config: EngineConfig, max_model_len: int) -> Cod
 def start_speaker(folder: Path, config: EngineConfig, codec: RemoteCodec | None = None) -> InProcessSpeaker:
     """Loads and starts a model, or only its language model where a codec process does the rest, which must be up or coming up.
     Waits for that. Raises `ConfigError`, `CheckpointError` or `NotEnoughMemory`."""
-    model_config, codec_config = read_configs(folder)
     device = choose_device(config.device)
+    with nullcontext() if device.type == "cpu" else torch.cuda.device(device):  # meant by whatever names none
+        return _start_on(device, folder, config, codec)
+
+
+def _start_on(device: torch.device, folder: Path, config: EngineConfig, codec: RemoteCodec | None) -> InProcessSpeaker:
+    model_config, codec_config = read_configs(folder)
     fish_kvcache_attn.prepare(device)
     asked = plan_memory(model_config, codec_config, config, device)
     plan = fit_memory(asked if codec is None else replace(asked, codec=0), model_config, config, device)
@@ -194,7 +202,7 @@ def start_speaker(folder: Path, config: EngineConfig, codec: RemoteCodec | None 
         model = Model(model_config, codec_config, dual_ar, own)
         return InProcessSpeaker(build_engine(model, config, longest, plan.positions), replace(info, codec_id=own.encoding_id()))
     told = codec.join()
-    half = other_codec(codec, told, config, device)
+    half = other_codec(codec, told, config)
     engine = join_halves(dual_ar, model_config, codec_config, half, config, longest, plan.positions)
     codec.attach(engine.codec_worker)
     return InProcessSpeaker(engine, replace(info, codec_id=told.codec_id, codec_device=told.device), codec)

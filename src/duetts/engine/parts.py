@@ -180,17 +180,17 @@ class EncoderDriver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The codec and the encoder run beside the loop. Loop and codec threads call `prepare` first. `patient`: the codec's thread
-    waits for calls under way, else they wake it."""
+    """The codec and the encoder run beside the loop. `patient`: the codec's thread waits for calls under way, else they wake
+    it."""
 
-    prepare: Callable[[], None]
     encoder: EncoderDriver
     patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """An engine's parts and measures. Without `threads` the loop does all the work, one piece after another."""
+    """An engine's parts and measures. Without `threads` the loop does all the work, one piece after another. Threads of the
+    loop and of the codec call `prepare` first."""
 
     device: Device
     vocoder: Vocoder
@@ -202,3 +202,4 @@ class Parts:
     policy: ChunkPolicy
     max_line_s: float | None = None  # a listener who would wait longer to be let in is refused
     threads: Threads | None = None
+    prepare: Callable[[], None] = lambda: None
