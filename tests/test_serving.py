@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from duetts.config import AccessConfig, ServerConfig, TlsConfig
+from duetts import serving
+from duetts.config import AccessConfig, EngineConfig, ProcessConfig, ServerConfig, TlsConfig
 from duetts.errors import ConfigError, ModelNotFound
-from duetts.serving import check_tls, find_folder, finding, is_loopback, listen, read_finding, tell_licences
+from duetts.server.gate import Gate
+from duetts.server.health import Health
+from duetts.server.metrics import Metrics
+from duetts.serving import Plan, Signals, check_tls, find_folder, finding, is_loopback, listen, read_finding, tell_licences
 
 from .test_cli import duetts
 
@@ -81,6 +85,26 @@ async def test_what_is_no_folder_is_looked_for_in_a_process_of_its_own(monkeypat
         await find_folder("no-one/nothing", "main")
     folder = await find_folder("duetts-mini", None)
     assert (folder / "config.json").exists()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_a_signal_to_all_also_ends_who_looks_for_the_model(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the server ends as it was asked to, not for want of a model."""
+    signals = Signals()
+
+    async def start(plan: Plan, health: Health) -> None:
+        if stopped:
+            signals._on_signal()
+        raise ModelNotFound("the process that looked for it has ended")
+
+    monkeypatch.setattr(serving, "start_synthesizer", start)
+    plan = Plan("no-one/nothing", None, EngineConfig(), ProcessConfig(), ServerConfig(("x",)))
+    serve = serving._serve_model(plan, Gate(None), signals, Metrics(), Health(1.0))  # type: ignore[arg-type]
+    if stopped:
+        assert await serve == 0
+    else:
+        with pytest.raises(ModelNotFound):
+            await serve
 
 
 def test_findings_come_back_as_they_were(tmp_path: Path) -> None:

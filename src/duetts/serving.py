@@ -177,7 +177,7 @@ async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metric
     synthesizer = None
     try:
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
+        if signals.first.is_set() and not _succeeded(starting):  # a signal to all processes also ends the one that looks
             log.info("stopped while loading")
             return 0
         synthesizer = starting.result()
@@ -193,6 +193,10 @@ async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metric
         await asyncio.gather(starting, stopped, return_exceptions=True)
         if synthesizer is not None:
             await synthesizer.close()
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def start_synthesizer(plan: Plan, health: Health) -> Synthesizer:
