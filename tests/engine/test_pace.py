@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duetts.engine.pace import PATIENCE, SHARE, Pace
+from duetts.engine.pace import SHARE, Pace
 
 FRAME_S = 0.05
 
@@ -96,11 +96,14 @@ def test_a_full_step_that_takes_too_long_leaves_room_for_fewer_rows() -> None:
     assert (pace.step_s(1) or 0) + (most - 1) * 0.010 == pytest.approx(SHARE * FRAME_S)
 
 
-def test_a_machine_that_is_always_late_serves_as_many_as_make_nobody_noticeably_later() -> None:
+def test_a_machine_that_is_always_late_fills_its_steps_if_company_costs_less_than_waiting() -> None:
     flat = learned(0.100, 0.001)
-    assert flat.streams(4, FRAME_S, shared_thread=False) == pytest.approx(4 * PATIENCE * 0.100 / 0.103)
+    assert flat.streams(4, FRAME_S, shared_thread=False) == 4
+    assert flat.streams(1, FRAME_S, shared_thread=False) == 1
     steep = learned(0.100, 0.100)
-    assert steep.streams(4, FRAME_S, shared_thread=False) == pytest.approx(1.1)
+    assert steep.streams(4, FRAME_S, shared_thread=False) == 1
+    assert learned(0.1, 0.0, codec_frame_s=0.03).streams(4, FRAME_S, shared_thread=True) == 4
+    assert learned(0.1, 0.0, codec_frame_s=0.2).streams(4, FRAME_S, shared_thread=True) == 1
     assert learned(0.1, 0.1, codec_frame_s=9.0).streams(4, FRAME_S, shared_thread=False) == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DECAY = 0.98  # weight of the past at every new measurement
 SHARE = 0.85  # of a frame's duration that may be planned for; the rest is for prompts, references and accidents
-PATIENCE = 1.1  # where a frame takes longer than it lasts, steps may become so many times slower than for one listener
+COMPANY = 0.5  # of a lone listener's frame: who costs a late one no more than that is let in, waiting would cost both more
 
 
 class Pace:
@@ -62,8 +62,9 @@ class Pace:
         return int(left_s / max(each_s, 1e-9))
 
     def streams(self, rows: int, frame_s: float, *, shared_thread: bool) -> float:
-        """How many listeners can be served when a step takes at most `rows` of them: as many as are all in time, or as make
-        nobody noticeably later than alone. At least one; infinite before the first step.
+        """How many listeners can be served when a step takes at most `rows` of them: as many as are all in time. Where not even
+        one is in time, a step's worth, unless each would delay the others by more than `COMPANY` says. At least one; infinite
+        before the first step.
 
         With `shared_thread` the codec takes its time out of the steps', otherwise it runs beside them.
         """
@@ -72,11 +73,15 @@ class Pace:
             return float("inf")
         codec_s = self.codec_frame_s
         own_codec_s = codec_s if shared_thread else 0.0
-        time_s = max(SHARE * frame_s, PATIENCE * (one_s + own_codec_s))
-        if full_s + rows * own_codec_s <= time_s:  # n listeners need n / rows full steps a frame
+        time_s = SHARE * frame_s
+        alone_s = one_s + own_codec_s
+        more_s = (full_s - one_s) / max(1, rows - 1) + own_codec_s  # of each listener more in a step
+        if alone_s > time_s:
+            served = float(rows) if more_s <= COMPANY * alone_s else 1.0
+        elif full_s + rows * own_codec_s <= time_s:  # n listeners need n / rows full steps a frame
             each_s = full_s / rows + own_codec_s
             served = time_s / each_s if each_s > 0 else float("inf")  # a clock may be too coarse to see a step
         else:
-            served = 1 + (time_s - one_s - own_codec_s) / ((full_s - one_s) / (rows - 1) + own_codec_s)
+            served = 1 + (time_s - alone_s) / more_s
         decoded = float("inf") if shared_thread or codec_s == 0 else SHARE * frame_s / codec_s
         return max(1.0, min(served, decoded))
