@@ -1,7 +1,7 @@
 # The whole developer interface: setup, setup-ray, demo, test, test-slow, check, bench, judge.
 PYTHON ?= python3
-# Processes that share the tests, whole files each. 0 is one process: with 2 some tests still fail on a crowded machine.
-WORKERS ?= 0
+# Processes that share the tests, whole files each; 0 is one process.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
