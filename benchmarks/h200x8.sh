@@ -10,7 +10,7 @@
 # replicas each), SPLITS (2: servers whose last GPU has the codecs of their others), PROCESSES (16, of clients; a multiple of CELLS
 # and SPLITS), MODEL (s2-pro, or for a rehearsal duetts-mini or tiny), SEATS and SERVE (flags of duetts serve), PROFILE.
 # Loads: LOADS (of T), LISTENERS (of S), KILL_LOAD, EACH (seconds of a run), REPEATS, LEAST (answers of each client), FRAMES (of
-# each answer; 0 as the workload has it). One replica gets a part of these loads. LIMIT: seconds for everything (570). PORT (8017): of
+# each answer; 0 as the workload has it). One replica gets a part of these loads, or of T ONE_LOADS. LIMIT: seconds for everything (570). PORT (8017): of
 # the first server; others follow.
 #
 # A rehearsal on a CPU: DEVICE=cpu MODEL=tiny PROCESSES=4 LOADS=8,16 LISTENERS=4,8 KILL_LOAD=16 EACH=3 FRAMES=12 SEATS='--max-num-seqs 4'
@@ -183,7 +183,7 @@ limits() {
 
 configuration() {
     local kind=$1 loads=$LOADS listeners=$LISTENERS
-    [ "$kind" = one ] && loads=$(some "$LOADS") listeners=$(some "$LISTENERS")
+    [ "$kind" = one ] && loads=${ONE_LOADS:-$(some "$LOADS")} listeners=$(some "$LISTENERS")
     [ "$kind" = split ] && [ $((ENGINES / SPLITS)) -lt 2 ] && { say "split: skipped, there is no GPU for codecs"; return; }
     due "$kind" T "$loads" || due "$kind" S "$listeners" || return 0
     start "$kind" || return 1

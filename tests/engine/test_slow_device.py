@@ -61,3 +61,14 @@ def test_a_step_of_more_rows_that_took_longer_by_chance_keeps_nobody_out_where_r
     device.steps.clear()
     speak(engine, 4)
     assert (device.steps.count(ROWS) > 0.8 * len(device.steps)) == padded, device.steps
+
+
+def test_what_the_codec_took_meanwhile_does_not_count_twice_on_one_core() -> None:
+    """Steps of 40 ms on the clock, of which 20 are the codec's."""
+    device = Slow()
+    room = Room(8, ROWS, 32, 160, FRAME_S, padded=True, shared_thread=True)
+    parts = Parts(device, NullVocoder(16, 4), NullEncoder(), room, 60, END, 8, ChunkPolicy(2, 16))
+    engine = Engine(parts, start=False, clock=lambda: device.now, effort=lambda: device.now / 2)
+    device.step_s = 0.04
+    speak(engine, 1)
+    assert engine.pace.step_s(ROWS) == pytest.approx(0.02)

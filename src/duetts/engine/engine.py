@@ -46,11 +46,15 @@ class Engine:
     """One model on one device. `submit`, `cancel` and `encode` may be called from any thread.
 
     Tests drive an engine by hand: without `start` nothing runs until somebody calls `_turn`, at the times that `clock` gives.
+    `effort` times steps where the clock also counts what the codec took meanwhile.
     """
 
-    def __init__(self, parts: Parts, *, start: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, parts: Parts, *, start: bool = True, clock: Callable[[], float] = time.monotonic,
+        effort: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
         assert pages_for(parts.room.length) <= parts.num_pages, f"{parts.num_pages} pages cannot hold one sequence"
-        self._clock = clock
+        self._clock, self._effort = clock, effort or clock
         self._parts = parts
         self._device = parts.device
         self.pool = PagePool(parts.num_pages)
@@ -257,7 +261,8 @@ class Engine:
 
     def _advance(self) -> None:
         """Choose, run, settle: blocks of prompts, a frame of everybody whose turn it is, then the step before that one."""
-        began = self._turned = self._clock()
+        began, spent = self._clock(), self._effort()
+        self._turned = began
         steps = self._landed
         blocks = self._scheduler.choose_blocks(began)
         reads = [self._read(sequence, block) for sequence, block in blocks]
@@ -275,7 +280,7 @@ class Engine:
         timed = rows and landed and not blocks  # else it was not a step's time
         if timed:
             room = self._parts.room
-            self.pace.saw_step(room.rows if room.padded else len(rows), self._clock() - began)
+            self.pace.saw_step(room.rows if room.padded else len(rows), self._effort() - spent)
         if self._parts.threads is None:
             self._codec.step(patient=self._has_only_audio())
         if timed:

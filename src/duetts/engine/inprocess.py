@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -121,6 +122,7 @@ def join_halves(
     """An engine of a language model and a codec, wherever that is."""
     device = dual_ar.slow.embeddings.weight.device
     on_cpu = device.type == "cpu"
+    one_core = on_cpu and usable_cores() == 1
     slots = config.max_num_seqs
     pages = pages_for(kv_positions or cache_positions(config, max_model_len))
     rows = config.rows if on_cpu else min(slots, MAX_ROWS)  # on a CPU also with fewer slots: bytes must not depend on them
@@ -135,7 +137,7 @@ def join_halves(
             room=Room(
                 slots=slots, rows=rows, block=block, length=max_model_len,
                 frame_s=codec.frame_length / codec.sample_rate, rereads=not on_cpu, padded=on_cpu,
-                shared_thread=on_cpu and usable_cores() == 1,
+                shared_thread=one_core,
             ),
             num_pages=pages,
             end_id=model.end_id,
@@ -144,7 +146,8 @@ def join_halves(
             policy=ChunkPolicy(config.first_chunk, config.largest_chunk),
             threads=half.threads,
             prepare=partial(begin, device, config),
-        )
+        ),
+        effort=time.thread_time if one_core else None,
     )  # fmt: skip
 
 
