@@ -16,13 +16,10 @@ PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} LIMIT=${LIMIT:-570} EACH=${SECO
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 LOG=$OUT/log.txt PORT=8017 SERVER='' WATCH=''
-WORK=$(mktemp -d)
-export DUETTS_CACHE_DIR=$WORK/cache DUETTS_VOICES_DIR=$WORK/voices  # nothing of an earlier run is found
+. benchmarks/h200_common.sh
 FOLDER='' SMALL=() DUMMY=(--load-format dummy)
 SEATS=(--max-num-seqs 512 --kv-positions 524288)  # 77 GB of keys and values: 1,024 positions for each of 512 listeners
 [ -n "$TRIAL" ] && DEVICE=cpu EACH=1 DUMMY=() SEATS=(--max-num-seqs 4) SMALL=(--frames 6 --least 1 --most 1 --repeats 1 --loads 1,2)
-
-say() { printf '%4ds  %s\n' "$SECONDS" "$*" | tee -a "$LOG"; }
 
 # The full form: three runs of each load, streams and complete answers. A part has what fits into 10 minutes.
 FULL=("L1 L2")
@@ -30,38 +27,16 @@ for load in 1 2 4 8 16 32 64 128 192 256; do FULL+=("T --loads $load" "C1 --load
 for rates in 2,4 8,16 25%,50% 75%,90%; do FULL+=("P --loads $rates"); done
 FULL+=("S --loads 256 --seconds 20" "G --loads 1 --most 3" "G --loads 16 --most 3" "G --loads 64 --most 3" "B" "K")
 
-end() {
-    stop
-    [ -n "$WATCH" ] && kill "$WATCH" 2>/dev/null
-    rm -rf "$WORK"
-    say "end"
-}
 trap end EXIT
 trap 'exit 143' TERM INT
 
 prepare() {
-    if [ -n "${WHEELS:-}" ]; then
-        local wheels=$WHEELS
-        [ -f "$WHEELS" ] && { wheels=$WORK/wheels; "$PYTHON" -m tarfile -e "$WHEELS" "$wheels" || exit 1; }
-        "$PYTHON" -m pip install --quiet --no-index --find-links "$wheels" fastapi 'uvicorn[standard]' python-multipart av soxr \
-            pyzmq ormsgpack sentencex prometheus-client typer pyyaml tokenizers safetensors huggingface_hub httpx || exit 1
-        # duetts itself is run from this tree; what it asks for is the number of its version.
-        local known=$WORK/known/duetts.dist-info
-        mkdir -p "$known"
-        { echo 'Metadata-Version: 2.1'; echo 'Name: duetts'; sed -n 's/^version = "\(.*\)"/Version: \1/p' pyproject.toml; } >"$known/METADATA"
-        export PYTHONPATH=$PWD/src:$WORK/known
-    fi
+    install_wheels
     FOLDER=$WORK/model
     "$PYTHON" benchmarks/model_folder.py "$FOLDER" ${TRIAL:+--tiny} || exit 1
-    command -v nvidia-smi >/dev/null && {
-        nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,memory.used,utilization.gpu,temperature.gpu \
-            --format=csv -l 1 >"$OUT/card.csv" 2>&1 &
-        WATCH=$!
-    }
+    watch_cards
     say "prepared"
 }
-
-left() { echo $((LIMIT - SECONDS)); }
 
 # part SECONDS NAME COMMAND...: a time limit of its own, and never beyond the whole one.
 part() {

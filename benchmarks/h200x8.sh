@@ -28,49 +28,26 @@ PARTS=(limits one eight half kill cells split)
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 LOG=$OUT/log.txt PORT=${PORT:-8017} WATCH='' SERVERS=() URLS=()
-WORK=$(mktemp -d)
-export DUETTS_CACHE_DIR=$WORK/cache DUETTS_VOICES_DIR=$WORK/voices # nothing of an earlier run is found
+. benchmarks/h200_common.sh
 FOLDER='' DUMMY=(--load-format dummy) SHORT=''
 [ "$REPEATS" -lt 3 ] && SHORT=--short
 
-say() { printf '%4ds  %s\n' "$SECONDS" "$*" | tee -a "$LOG"; }
-left() { echo $((LIMIT - SECONDS)); }
 host() { "$PYTHON" benchmarks/host.py "$@"; }
 
-end() {
-    stop
-    [ -n "$WATCH" ] && kill "$WATCH" 2>/dev/null
-    rm -rf "$WORK"
-    say "end"
-}
 trap end EXIT
 trap 'exit 143' TERM INT
 
 prepare() {
     ulimit -n "$(ulimit -Hn)" # each client has a connection, and the server one for each of them
     say "open files: $(ulimit -n), cores: $(nproc), GPUs: $(nvidia-smi -L 2>/dev/null | wc -l)"
-    if [ -n "${WHEELS:-}" ]; then
-        local wheels=$WHEELS
-        [ -f "$WHEELS" ] && { wheels=$WORK/wheels; "$PYTHON" -m tarfile -e "$WHEELS" "$wheels" || exit 1; }
-        "$PYTHON" -m pip install --quiet --no-index --find-links "$wheels" fastapi 'uvicorn[standard]' python-multipart av soxr \
-            pyzmq ormsgpack sentencex prometheus-client typer pyyaml tokenizers safetensors huggingface_hub httpx || exit 1
-        # duetts itself is run from this tree; what it asks for is the number of its version.
-        local known=$WORK/known/duetts.dist-info
-        mkdir -p "$known"
-        { echo 'Metadata-Version: 2.1'; echo 'Name: duetts'; sed -n 's/^version = "\(.*\)"/Version: \1/p' pyproject.toml; } >"$known/METADATA"
-        export PYTHONPATH=$PWD/src:$WORK/known
-    fi
+    install_wheels
     FOLDER=$WORK/model
     case $MODEL in
         s2-pro) "$PYTHON" benchmarks/model_folder.py "$FOLDER" || exit 1 ;;
         tiny) DUMMY=(); "$PYTHON" benchmarks/model_folder.py "$FOLDER" --tiny || exit 1 ;;
         *) FOLDER=$MODEL ;;
     esac
-    command -v nvidia-smi >/dev/null && {
-        nvidia-smi --query-gpu=timestamp,index,clocks.sm,clocks.mem,power.draw,memory.used,utilization.gpu,temperature.gpu \
-            --format=csv -l 1 >>"$OUT/cards.csv" 2>&1 &
-        WATCH=$!
-    }
+    watch_cards
     say "prepared"
 }
 

@@ -34,8 +34,8 @@ def test_without_a_limit_the_affinity_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="taskset is not here")
-def test_threads_of_a_cpu_engine_keep_to_the_cores_that_they_may_use() -> None:
-    code = "from duetts.config import EngineConfig; print(EngineConfig().cpu_threads)"
+def test_a_process_held_to_one_core_knows_it() -> None:
+    code = "from duetts.cores import usable_cores; print(usable_cores())"
     core = str(min(os.sched_getaffinity(0)))
     told = subprocess.run(["taskset", "-c", core, sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "1\n"
