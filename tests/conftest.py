@@ -20,7 +20,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 # Whether an example takes 0.2 s, and how long it takes to make one, is the machine's affair, also in tests that do not say so.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# The same examples in every run, so that a change is judged by itself; `--hypothesis-profile curious` looks for others.
+PATIENT = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("curious", PATIENT)
+hypothesis.settings.register_profile("patient", PATIENT, derandomize=True)
 hypothesis.settings.load_profile("patient")
 
 

@@ -59,7 +59,7 @@ class SineService:
     encoded: int = 0
     waves: list[Float32] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
-    seeds: int = 1000
+    seeds: int = 1000  # the last one that was chosen for a request without one
     speaking: int = 0
     most_speaking: int = 0
     loop: asyncio.AbstractEventLoop | None = None  # of the server
@@ -79,6 +79,7 @@ class SineService:
         self.waves.clear()
         self.aborted.clear()
         self.encoded = self.most_speaking = 0
+        self.seeds = 1000  # so that a test hears the same whatever ran before it
         shutil.rmtree(self.config.folder, ignore_errors=True)
 
     def stats(self) -> dict[str, Any]:
