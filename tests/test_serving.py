@@ -10,7 +10,6 @@ from duetts.config import AccessConfig, EngineConfig, ProcessConfig, ServerConfi
 from duetts.errors import ConfigError, ModelNotFound
 from duetts.server.gate import Gate
 from duetts.server.health import Health
-from duetts.server.metrics import Metrics
 from duetts.serving import Plan, Signals, check_tls, find_folder, finding, is_loopback, listen, read_finding, tell_licences
 
 from .test_cli import duetts
@@ -88,7 +87,7 @@ async def test_what_is_no_folder_is_looked_for_in_a_process_of_its_own(monkeypat
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-async def test_a_signal_to_all_also_ends_who_looks_for_the_model(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_signal_to_all_also_ends_who_looks_for_the_model(stopped: bool) -> None:
     """Then the server ends as it was asked to, not for want of a model."""
     signals = Signals()
 
@@ -97,9 +96,8 @@ async def test_a_signal_to_all_also_ends_who_looks_for_the_model(stopped: bool, 
             signals._on_signal()
         raise ModelNotFound("the process that looked for it has ended")
 
-    monkeypatch.setattr(serving, "start_synthesizer", start)
     plan = Plan("no-one/nothing", None, EngineConfig(), ProcessConfig(), ServerConfig(("x",)))
-    serve = serving._serve_model(plan, Gate(None), signals, Metrics(), Health(1.0))  # type: ignore[arg-type]
+    serve = serving._serve_model(plan, Gate(None), signals, Health(1.0), start, lambda _: None)  # type: ignore[arg-type]
     if stopped:
         assert await serve == 0
     else:

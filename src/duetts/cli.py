@@ -15,6 +15,7 @@ from duetts.cli_bench import bench
 from duetts.cli_voices import voices_app
 from duetts.config import EMBEDDED, EngineConfig, LogConfig, ProcessConfig, environment, ray_address
 from duetts.errors import ConfigError, DuettsError, FastPathMissing, ModelNotFound, NotEnoughMemory
+from duetts.logs import start_log
 from duetts.settings.arguments import Given, rewrite, takes_settings
 from duetts.settings.values import Value, build
 
@@ -36,9 +37,6 @@ SeqsOption = Annotated[int, typer.Option(envvar="DUETTS_MAX_NUM_SEQS", help="Req
 LengthOption = Annotated[
     int | None, typer.Option(envvar="DUETTS_MAX_MODEL_LEN", help="Positions of prompt and audio together.")
 ]
-
-# What uvicorn reports as an error after every socket that was refused as it should be.
-NO_HANDSHAKE = "ASGI callable returned without completing handshake."
 
 EXIT_FAILURE, EXIT_MODEL, EXIT_MEMORY, EXIT_FAST_PATH = 1, 3, 4, 5
 
@@ -133,7 +131,8 @@ def serve(
         log = logging.getLogger("duetts")
         for note in notes:
             log.warning("%s", note)
-        from duetts.serving import Plan, run
+        from duetts.serving import Plan
+        from duetts.workers.keeper import run
 
         if settings.model.model is None:
             log.info("no model was named: serving %s", EMBEDDED)
@@ -159,19 +158,6 @@ def serve_by_ray(line: Mapping[str, Any], fleet: Mapping[str, str | None]) -> in
         logging.getLogger("duetts").warning("%s", note)
     chosen = {name: value for name, value in fleet.items() if value is not None}
     return run({**arguments_of(given, environment()), **chosen}, address)
-
-
-def start_log(config: LogConfig) -> None:
-    """Lines to standard error or the file. uvicorn's own lines hold addresses with all that clients put into them."""
-    try:
-        logging.basicConfig(
-            level=config.level.upper(), filename=config.file, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
-    except OSError as error:
-        raise ConfigError(f"log_file {config.file} cannot be written: {error.strerror}") from None
-    protocol = logging.getLogger("uvicorn.error")
-    protocol.setLevel(logging.WARNING)
-    protocol.addFilter(lambda record: record.msg != NO_HANDSHAKE)
 
 
 @app.command(cls=SettingsCommand)

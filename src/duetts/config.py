@@ -373,8 +373,8 @@ class RequestsConfig:
 class ServerConfig:
     """The HTTP side. `served_model_names` are the ids that requests may name; the first is the native id.
 
-    `uds` is the path of a unix socket, in the place of `host` and `port`. With work open and no progress for `watchdog_s`
-    seconds the server calls itself unhealthy.
+    `uds` is the path of a unix socket, in the place of `host` and `port`; `workers` is the number of HTTP processes. With work
+    open and no progress for `watchdog_s` seconds the server calls itself unhealthy.
     """
 
     served_model_names: tuple[str, ...]
@@ -382,6 +382,7 @@ class ServerConfig:
     port: int = 8000
     uds: Path | None = None
     root_path: str = ""
+    workers: int = 1
     watchdog_s: float = 60.0
     requests: RequestsConfig = field(default_factory=RequestsConfig)
     limits: Limits = field(default_factory=Limits)
@@ -396,4 +397,4 @@ class ServerConfig:
         _require(all(self.served_model_names), "served_model_names has an empty name")
         _require(0 <= self.port <= 65535, f"port {self.port} is not in 0..65535")
         _require(not self.root_path or self.root_path.startswith("/"), f"root_path {self.root_path!r} does not begin with /")
-        _at_least(1, watchdog_s=self.watchdog_s)
+        _at_least(1, watchdog_s=self.watchdog_s, workers=self.workers)

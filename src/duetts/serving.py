@@ -1,4 +1,5 @@
 """One server: its port, its engine processes, the application between them, and an orderly end of all three. No torch.
+With several HTTP processes (`workers`) each of them is such a server, but for the port and the engines.
 
 The port answers from the first moment (`/live`, and 503 for the rest), so that whoever watches sees a server that loads.
 """
@@ -13,17 +14,20 @@ import signal
 import socket
 import ssl
 import sys
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from duetts.config import EMBEDDED, EngineConfig, ProcessConfig, ServerConfig, TlsConfig
 from duetts.engine import wire
 from duetts.engine.null import NULL_COMMAND
-from duetts.engine.remote import RemoteSpeaker
+from duetts.engine.remote import RemoteSpeaker, keeping
 from duetts.engine.supervisor import ENGINE_COMMAND
 from duetts.errors import ConfigError, DuettsError, ModelNotFound
 from duetts.server.app import create_app, create_waiting_app
@@ -50,6 +54,10 @@ class Plan:
     server: ServerConfig
 
 
+Start = Callable[[Plan, Health], Awaitable[Synthesizer]]
+MakeApp = Callable[..., ASGIApp]  # of a service, `config`, `metrics` and `health`, as `create_app`
+
+
 def run(plan: Plan) -> int:
     """`serve` in an event loop of its own, the fastest one that is installed."""
     with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
@@ -61,12 +69,18 @@ async def serve(plan: Plan) -> int:
 
     Returns the exit code. Raises what keeps a server from starting.
     """
+    check_tls(plan.server.tls)
+    with listening(plan.server) as listener:
+        return await serve_at(listener, plan, Signals(), start_synthesizer, create_app)
+
+
+async def serve_at(listener: socket.socket, plan: Plan, signals: Signals, start: Start, make_app: MakeApp) -> int:
+    """Serves at a socket until `signals` say that it is the end: an application over what `start` gives. Returns and raises as
+    `serve`."""
     tls = plan.server.tls
-    check_tls(tls)
     metrics, health = Metrics(), Health(plan.server.watchdog_s)
     metrics.places.set(plan.processes.engines * plan.engine.max_num_seqs)
     gate = Gate(create_waiting_app(plan.server, metrics, health))
-    listener = listen(plan.server)
     server = uvicorn.Server(
         uvicorn.Config(
             gate, root_path=plan.server.root_path, lifespan="off", log_config=None, access_log=False,
@@ -77,18 +91,15 @@ async def serve(plan: Plan) -> int:
         )
     )  # fmt: skip
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    signals = Signals()
     try:
         while not server.started and not serving.done():  # noqa: ASYNC110 uvicorn has no event for it
             await asyncio.sleep(0.01)
         signals.catch()
-        return await _serve_model(plan, gate, signals, metrics, health)
+        make = partial(make_app, config=plan.server, metrics=metrics, health=health)
+        return await _serve_model(plan, gate, signals, health, start, make)
     finally:
         server.should_exit = True
         await serving
-        listener.close()
-        if plan.server.uds is not None:
-            plan.server.uds.unlink(missing_ok=True)
 
 
 class Signals:
@@ -107,21 +118,38 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """The listening socket. Raises `ConfigError` when the address is taken or none of this machine's."""
+@contextmanager
+def listening(config: ServerConfig) -> Iterator[socket.socket]:
+    """The listening socket, and nothing of it afterwards. Raises `ConfigError` as `listen` does."""
+    with listen(config) as listener:
+        try:
+            yield listener
+        finally:
+            if config.uds is not None:
+                config.uds.unlink(missing_ok=True)
+
+
+def listen(config: ServerConfig, is_shared: bool = False) -> socket.socket:
+    """The listening socket, after telling of it. Raises `ConfigError` when the address is taken or none of this machine's."""
     if config.uds is not None:
         return _listen_at(config.uds)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        listener = socket.create_server((config.host, config.port), family=family)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from error
+    listener = bind(config, is_shared)
     host = f"[{config.host}]" if ":" in config.host else config.host
     scheme = "https" if config.tls.certfile else "http"
     log.info("listening on %s://%s:%d", scheme, host, listener.getsockname()[1])
     if not config.access.keys and not is_loopback(config.host):
         log.warning("whoever reaches this address may use the server: it has no API keys")
     return listener
+
+
+def bind(config: ServerConfig, is_shared: bool = False) -> socket.socket:
+    """A listening socket at host and port; if it `is_shared`, one of several, to which the kernel shares connections out.
+    Raises `ConfigError`."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, reuse_port=is_shared)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}") from error
 
 
 def _listen_at(path: Path) -> socket.socket:
@@ -170,20 +198,22 @@ def tell_licences(folder: Path) -> None:
     log.info("duetts is Apache-2.0. The weights of %s have a licence of their own: %s", folder.name, told)
 
 
-async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metrics, health: Health) -> int:
+async def _serve_model(
+    plan: Plan, gate: Gate, signals: Signals, health: Health, start: Start, make_app: Callable[[Synthesizer], ASGIApp]
+) -> int:
     """The model's life behind the gate."""
     stopped = asyncio.create_task(signals.first.wait())
-    starting = asyncio.create_task(start_synthesizer(plan, health))
+    starting: asyncio.Future[Synthesizer] = asyncio.ensure_future(start(plan, health))
     synthesizer = None
     try:
-        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await first_of(starting, stopped)
         if signals.first.is_set() and not _succeeded(starting):  # a signal to all processes also ends the one that looks
             log.info("stopped while loading")
             return 0
         synthesizer = starting.result()
         info = synthesizer.info
         log.info("%s (%s weights) is ready on %s in %s", plan.model, info.weights, info.device, info.dtype)
-        gate.open(create_app(synthesizer, plan.server, metrics, health))
+        gate.open(make_app(synthesizer))
         await stopped
         health.draining = True
         return await _drain(gate, signals, plan.processes.drain_s)
@@ -195,22 +225,43 @@ async def _serve_model(plan: Plan, gate: Gate, signals: Signals, metrics: Metric
             await synthesizer.close()
 
 
-def _succeeded(task: asyncio.Task[Any]) -> bool:
+async def first_of(*futures: asyncio.Future[Any]) -> None:
+    """Until one of them has ended."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _succeeded(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def start_synthesizer(plan: Plan, health: Health) -> Synthesizer:
     """The text side over engines that are up and have spoken. Leaves no process behind when it fails or is cancelled."""
     health.phase = "the model is looked for"
+    folder = await look_for(plan)
+    health.phase = "the model is loading"
+    engines = keeping(folder, plan.engine, plan.processes, engine_command(plan))
+    return await start_text_side(plan, health, folder, RemoteSpeaker(engines, plan.engine, plan.processes))
+
+
+def engine_command(plan: Plan) -> Sequence[str]:
+    """What starts an engine process."""
+    return NULL_COMMAND if plan.processes.kind == "null" else ENGINE_COMMAND
+
+
+async def look_for(plan: Plan) -> Path:
+    """The folder of the model that is planned. Raises as `find_folder`."""
     folder = await find_folder(plan.model, plan.revision)
     places, queue = plan.engine.max_num_seqs, plan.engine.max_queue
     log.info("loading %s, engines: %d, with %d places and a line of %d each", plan.model, plan.processes.engines, places, queue)
     tell_licences(folder)
-    health.phase = "the model is loading"
+    return folder
+
+
+async def start_text_side(plan: Plan, health: Health, folder: Path, speaker: RemoteSpeaker) -> Synthesizer:
+    """The text side over a speaker, when its engines are up and have spoken. Closes it when that fails or is cancelled."""
     async with AsyncExitStack() as undoing:
-        command = NULL_COMMAND if plan.processes.kind == "null" else ENGINE_COMMAND
-        speaker = await RemoteSpeaker.start(folder, plan.engine, plan.processes, command)
         undoing.push_async_callback(speaker.close)
+        await speaker.up()
         synthesizer = Synthesizer(folder, speaker, plan.server.limits, plan.server.voices, plan.server.media)
         undoing.push_async_callback(synthesizer.close)
         health.phase = "the engine speaks its first words"
@@ -225,7 +276,7 @@ async def _drain(gate: Gate, signals: Signals, drain_s: float) -> int:
     draining = asyncio.create_task(gate.drain(drain_s))
     hurried = asyncio.create_task(signals.second.wait())
     try:
-        await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
+        await first_of(draining, hurried)
         if draining.done() and not draining.result():
             log.warning("the time to drain is over: what is still open is broken off")
         return 0 if draining.done() else HURRIED

@@ -6,8 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 from starlette.types import Message, Receive, Scope, Send
 
-from duetts.cluster.door import Door, numbers_of_all
+from duetts.cluster.door import Door
 from duetts.server.metrics import Metrics
+from duetts.server.peers import numbers_of_all
 from tests.waiting import turns
 
 
@@ -53,7 +54,7 @@ def test_numbers_of_all_replicas_are_one_text() -> None:
     metrics.places.set(3)
     metrics.answered("speech", 200, "stop")
     text = metrics.written()
-    told = list(families(numbers_of_all({"here": text, "there": text}).decode()))
+    told = list(families(numbers_of_all({"here": text, "there": text}, "replica").decode()))
     assert len({family.name for family in told}) == len(told)
     before = [sample for family in families(text.decode()) for sample in family.samples]
     after = [sample for family in told for sample in family.samples]
@@ -66,7 +67,7 @@ def test_numbers_of_all_replicas_are_one_text() -> None:
 
 def test_labels_that_users_could_choose_stay_whole() -> None:
     lines = b'# HELP a A.\n# TYPE a gauge\na{x="}{ 1",y="\\""} 2.0\na 3\n'
-    told = numbers_of_all({"r": lines})
+    told = numbers_of_all({"r": lines}, "replica")
     (family,) = families(told.decode())
     assert [sample.labels for sample in family.samples] == [{"replica": "r", "x": "}{ 1", "y": '"'}, {"replica": "r"}]
 

@@ -28,9 +28,9 @@ FRAMES = 400  # long enough to be killed in the middle, also by a test that is l
 class Served:
     """A server process and a client."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, **variables: str) -> None:
         command = [sys.executable, "-m", "duetts", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | variables)
         assert self.process.stderr is not None
         self.log: list[str] = []
         port = None
@@ -50,11 +50,15 @@ class Served:
 
     def engines(self, parent: int | None = None) -> list[int]:
         """The ids of the engine processes, or of the codec processes of one."""
+        return self.children("duetts.engine.process", parent)
+
+    def children(self, module: str, parent: int | None = None) -> list[int]:
+        """The ids of the processes of a module that the server, or another process, has started."""
         found, owner = [], parent or self.process.pid
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 above = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if above == owner and "duetts.engine.process" in (entry / "cmdline").read_text():
+                if above == owner and module in (entry / "cmdline").read_text():
                     found.append(int(entry.name))
             except OSError:
                 continue

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import numpy as np
 import pytest
 
 from duetts.config import EngineConfig, ProcessConfig
-from duetts.engine.remote import RemoteSpeaker, Search
+from duetts.engine import wire
+from duetts.engine.life import Life
+from duetts.engine.remote import RemoteSpeaker, Search, keeping, visiting
 from duetts.engine.supervisor import backoff_s, listen_at, short_folder
 from duetts.errors import (
     Aborted,
@@ -42,6 +45,7 @@ FAKE = (sys.executable, "-P", str(Path(__file__).with_name("fake_engine.py")))
 ENGINE = EngineConfig(device="cpu", max_num_seqs=8)
 QUICK = ProcessConfig(heartbeat_s=0.05, silence_s=20.0, stuck_s=60.0, restart_s=0.1, wait_s=60.0)
 ATTENTIVE = {"silence_s": 0.5, "stuck_s": 2.0}  # where silence is what a test is about
+FROM_ELSEWHERE: ContextVar[bool] = ContextVar("from_elsewhere", default=False)  # whether another process keeps the engines
 SLOW, FRAMES = 0.2, 400  # seconds a frame, and frames: speech that does not end before `finish`
 
 
@@ -92,13 +96,38 @@ def turn(folder: Path, **knobs: Any) -> None:
 async def fleet(folder: Path, engines: int = 2, **options: Any) -> AsyncIterator[Fleet]:
     knobs = options.pop("knobs", {})
     turn(folder, **knobs)
-    speaker = await RemoteSpeaker.start(folder, ENGINE, replace(QUICK, engines=engines, **options), FAKE)
-    running = Fleet(folder, speaker)
-    try:
+    config = replace(QUICK, engines=engines, **options)
+    async with AsyncExitStack() as stack:
+        if FROM_ELSEWHERE.get():
+            (speaker,) = await stack.enter_async_context(visitors(folder, config, 1))
+        else:
+            speaker = await RemoteSpeaker.start(folder, ENGINE, config, FAKE)
+            stack.push_async_callback(speaker.close)
+        running = Fleet(folder, speaker)
         yield running
-    finally:
-        await speaker.close()
-        assert running.pids() == [None] * engines
+    assert running.pids() == [None] * engines
+
+
+@asynccontextmanager
+async def visitors(folder: Path, config: ProcessConfig, count: int) -> AsyncIterator[list[RemoteSpeaker]]:
+    """Speakers over engines that another one keeps, as several processes have them."""
+    doors = [visiting(config) for _ in range(count)]
+
+    def tell_all() -> None:
+        for _, tell in doors:
+            tell([wire.build(Life, wire.to_plain(life)) for life in keeper.lives])
+
+    keeper = RemoteSpeaker(keeping(folder, ENGINE, config, FAKE, are_visited=True), ENGINE, config, tell_all)
+    speakers = [RemoteSpeaker(make, ENGINE, config) for make, _ in doors]
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(keeper.close)
+        await keeper.up()
+        tell_all()
+        for speaker in speakers:
+            stack.push_async_callback(speaker.close)
+            await speaker.up()
+        await until(lambda: all(speaker.stats()["engines_up"] == config.engines for speaker in speakers))
+        yield speakers
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,7 @@ from tests.waiting import LIMIT_S, until
 from .fake_engine import CODEBOOKS, FRAME, INFO, VOCABULARY, FakeSpeaker, hum
 
 LIFE = "0123"
-READY = {"state": "ready", "info": wire.to_plain(INFO), "stats": {}, "error": None}
+READY = {"state": "ready", "info": wire.to_plain(INFO), "stats": {}, "error": None, "others": {"calls": 0, "owed": 0.0}}
 QUICK = ProcessConfig(heartbeat_s=0.02)
 
 

@@ -25,6 +25,12 @@ def test_without_a_voice_the_least_loaded_is_chosen() -> None:
     assert place([Candidate(1, 5), Candidate(0, 5)]) == 0
 
 
+def test_servers_that_know_nothing_of_each_other_begin_at_different_engines() -> None:
+    assert [choose(idle(0, 1, 2, 3), "", WEIGHT, first).index for first in range(4)] == [0, 1, 2, 3]
+    assert choose([Candidate(0, 5), Candidate(3, 10)], "", WEIGHT, 2).index == 0
+    assert choose([*idle(0, 1), Candidate(3, 10)], "", WEIGHT, 2).index == 0
+
+
 def test_load_is_work_not_a_count() -> None:
     short = Utterance("a", np.zeros((5, 320), np.int32), Sampling(), 0, 10)
     long = Utterance("b", np.zeros((5, 3), np.int32), Sampling(), 0, 1000)

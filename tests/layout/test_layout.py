@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tts": {"synthesizer", "engine", "checkpoint", "embedded", "audio", *SETTINGS},
     "server": {"audio", "recipe", "config", "service", *WORDS},
     "serving": {"server", "synthesizer", "engine", *SETTINGS},
+    "logs": {"config", "errors"},
+    "workers": {"serving", "server", "synthesizer", "service", "engine", "logs", *SETTINGS},
     "roofline": set(),
     "recipe": {"deploy", "settings", "machine", "roofline", "config", "errors"},
     "conditions": set(),

@@ -7,7 +7,6 @@ what it is. Ray's proxy names every answer's request id; here it is left to it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -77,29 +76,3 @@ def without_request_id(send: Send) -> Send:
         await send(message)
 
     return send_rest
-
-
-def numbers_of_all(told: Mapping[str, bytes]) -> bytes:
-    """The numbers of replicas, by their names, in one text: each line gets the label `replica`, families stay together."""
-    families: dict[str, list[str]] = {}
-    for replica, text in told.items():
-        family, is_first = families.setdefault("", []), True
-        for line in text.decode().splitlines():
-            if line.startswith("# HELP "):
-                name = line.split(" ", 3)[2]
-                is_first = name not in families
-                family = families.setdefault(name, [])
-            if not line.startswith("#"):
-                family.append(labelled(line, replica))
-            elif is_first:
-                family.append(line)
-    return "".join(f"{line}\n" for lines in families.values() for line in lines).encode()
-
-
-def labelled(line: str, replica: str) -> str:
-    """A line of Prometheus' text with one label more. Names of numbers have no brace."""
-    name, brace, rest = line.partition("{")
-    if brace and " " not in name:
-        return f'{name}{{replica="{replica}",{rest}'
-    name, _, value = line.partition(" ")
-    return f'{name}{{replica="{replica}"}} {value}'

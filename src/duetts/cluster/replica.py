@@ -16,7 +16,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from duetts.cluster.door import Door, numbers_of_all
+from duetts.cluster.door import Door
 from duetts.cluster.fleet import read_line
 from duetts.cluster.policy import unhealthy
 from duetts.config import LogConfig
@@ -24,6 +24,7 @@ from duetts.errors import EngineDead, UnknownSpeech
 from duetts.server.app import create_app
 from duetts.server.health import Health, written
 from duetts.server.metrics import Metrics
+from duetts.server.peers import numbers_of_all
 from duetts.serving import start_synthesizer
 from duetts.synthesizer import Synthesizer
 
@@ -108,7 +109,7 @@ class Replica:
     async def numbers(self, asking: str) -> tuple[str, bytes] | None:
         """This replica's name and numbers, for another one."""
         name = serve.get_replica_context().replica_tag
-        return None if self._health is None or name == asking else (name, written(self._health, self._metrics))
+        return None if self._health is None or name == asking else (name, b"".join(written(self._health, self._metrics)))
 
     async def __del__(self) -> None:
         """Ray calls this when the replica has drained."""
@@ -143,12 +144,12 @@ class Others:
                 return await self._handle().known.remote(owner, speech_id, cancel)  # type: ignore[no-any-return]
         return None
 
-    async def numbers(self, own: bytes) -> bytes:
+    async def numbers(self, own: bytes, engines: bytes) -> bytes:
         told: list[Any] = []
         with suppress(TimeoutError):
             asked = self._handle().broadcast("numbers", self.name)
             told = await asked.results_async(timeout_s=OTHERS_S, return_exceptions=True)
-        return numbers_of_all({self.name: own} | dict(one for one in told if isinstance(one, tuple)))
+        return numbers_of_all({self.name: own + engines} | dict(one for one in told if isinstance(one, tuple)), "replica")
 
     def _handle(self) -> Any:
         return serve.get_deployment_handle(self._context.deployment, self._context.app_name)

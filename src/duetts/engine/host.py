@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,8 @@ from duetts.config import ProcessConfig
 from duetts.engine import wire
 from duetts.engine.codec_service import CodecService
 from duetts.engine.parts import DecodeCall
-from duetts.engine.wire import Message
+from duetts.engine.routing import reference_weight, utterance_weight
+from duetts.engine.wire import Message, Others
 from duetts.errors import Aborted, DuettsError, NotReady, WireError
 from duetts.types import Chunk, Float32, Outcome, Speaker, Utterance
 
@@ -32,6 +33,7 @@ CLIENT_SILENCE_S = 10.0  # after that long a client has left
 ABANDONED_S = 30.0  # after that long without any client the engine ends
 NO_PROGRESS_S = 300.0  # with work and without any result or new figure: longer than the slowest prompt on a CPU
 CLOSE_S = 5.0  # for the speaker's threads to end
+STIR_S = 0.05  # at least, between two messages of what it does for others
 BURST = 64  # messages that are read before others have a turn
 
 ENDED, DEAD = 0, 70  # exit codes: in order; or a part of the speaker has died
@@ -83,6 +85,8 @@ class Host:
         self._clients: dict[bytes, Client] = {}
         self._heard = time.monotonic()  # when any was heard last
         self._work: dict[Key, asyncio.Task[None]] = {}
+        self._owed: dict[Key, float] = {}  # of this work, in frames
+        self._stirred = asyncio.Event()  # what others should know has changed
         self._progress: tuple[float, Any] = (time.monotonic(), None)
         self._sent = 0
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -150,7 +154,11 @@ class Host:
         """Tells every client how the engine is, and looks whether it still should be."""
         last = time.monotonic()
         while True:
-            await asyncio.sleep(self._config.heartbeat_s)
+            await asyncio.sleep(min(STIR_S, self._config.heartbeat_s))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.heartbeat_s - STIR_S):
+                    await self._stirred.wait()
+            self._stirred.clear()
             now = time.monotonic()
             if now - last > 5 * self._config.heartbeat_s:  # this process was stopped: others may have spoken meanwhile
                 self._heard = now
@@ -191,6 +199,11 @@ class Host:
         """A part that is away loads again."""
         return "loading" if self._state == "ready" and self._started and not self._started.is_up() else self._state
 
+    def _stir(self) -> None:
+        """There is more or less to do: those who share this engine learn it before the next heartbeat."""
+        if len(self._clients) > 1:
+            self._stirred.set()
+
     def _tell_all(self) -> None:
         self._tell(self._shown_state)
 
@@ -204,7 +217,9 @@ class Host:
         }
         for identity, client in self._clients.items():
             if not client.left:
-                self._post(identity, Message("state", values))
+                owed = [frames for key, frames in self._owed.items() if key[0] != identity]
+                others = wire.to_plain(Others(len(owed), float(sum(owed))))
+                self._post(identity, Message("state", {**values, "others": others}))
 
     # -- messages in -------------------------------------------------------------------------------------------------
 
@@ -260,23 +275,28 @@ class Host:
             return
         task = asyncio.create_task(work)
         self._work[key] = task
+        self._stir()
         task.add_done_callback(partial(self._on_done, key))
 
     def _begin(self, key: Key, message: Message, started: Started) -> Coroutine[Any, Any, None]:
         speaker, vocabulary = started.speaker, started.vocabulary
         if message.kind == "encode":
-            return self._encode(key, wire.read_wave(message), speaker)
+            wave = wire.read_wave(message)
+            self._owed[key] = reference_weight(len(wave), speaker.info.frame_length)
+            return self._encode(key, wave, speaker)
         if message.kind == ("speak" if isinstance(speaker, CodecService) else "decode"):
             raise WireError(f"this process does not {message.kind}")
         if isinstance(speaker, CodecService):
             return self._decode(key, wire.read_decode(message, speaker.info, speaker.slots, vocabulary), speaker)
-        return self._speak(key, wire.read_utterance(message, speaker.info, vocabulary), speaker)
+        utterance = wire.read_utterance(message, speaker.info, vocabulary)
+        self._owed[key] = utterance_weight(utterance)
+        return self._speak(key, utterance, speaker)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
     async def _speak(self, key: Key, utterance: Utterance, speaker: Speaker) -> None:
         identity, number = key
-        count = 0
+        count, frames = 0, 0
         async with aclosing(speaker.speak(utterance)) as items:
             async for item in items:
                 if isinstance(item, Outcome):
@@ -284,7 +304,8 @@ class Host:
                     return
                 assert isinstance(item, Chunk), f"{item!r} is no chunk"
                 self._post(identity, wire.chunk(number, count, item))
-                count += 1
+                count, frames = count + 1, frames + item.num_frames
+                self._owed[key] = max(0.0, float(utterance.max_frames - frames))
         raise WireError("the speech had no outcome")
 
     async def _encode(self, key: Key, wave: Float32, speaker: Speaker | CodecService) -> None:
@@ -295,6 +316,8 @@ class Host:
 
     def _on_done(self, key: Key, task: asyncio.Task[None]) -> None:
         self._work.pop(key, None)
+        self._owed.pop(key, None)
+        self._stir()
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -331,7 +354,7 @@ class Host:
             return
         client.left = True
         mine = [(key, task) for key, task in self._work.items() if key[0] == identity]
-        log.warning("a client has left: %s; %d of its requests end", reason, len(mine))
+        log.log(logging.WARNING if mine else logging.DEBUG, "a client has left: %s; %d of its requests end", reason, len(mine))
         for key, task in mine:
             task.cancel()
             self._post(identity, wire.refused(key[1], Aborted(f"the engine held the server to have left: {reason}")))

@@ -22,6 +22,7 @@ from duetts.config import EngineConfig, ProcessConfig
 from duetts.engine import wire
 from duetts.engine.host import Host, Started
 from duetts.errors import WireError
+from duetts.types import SpeakerInfo
 
 PR_SET_PDEATHSIG = 1
 FAULT = 71  # exit code: an error of our own
@@ -61,6 +62,26 @@ class Orders:
         if not isinstance(values, dict):
             raise WireError("the orders are no map")
         return wire.build(cls, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What is told of an engine to those who use it and have not started it. Without an `incarnation` there is nobody to reach.
+
+    `state` is one word; `expected_at` when it may take work, by the machine's monotonic clock; `failure` why the life before
+    this one ended; `info` what it is, once it has been up.
+    """
+
+    index: int
+    state: str = "restarting"
+    address: str = ""
+    incarnation: str = ""
+    pid: int | None = None
+    starts: int = 0
+    start_s: float = 0.0
+    expected_at: float = 0.0
+    failure: str = ""
+    info: SpeakerInfo | None = None
 
 
 Start = Callable[[Orders, Callable[[], None]], Awaitable[Started]]

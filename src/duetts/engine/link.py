@@ -22,7 +22,7 @@ import zmq.asyncio
 from duetts.engine import wire
 from duetts.engine.parts import DecodeCall, Decoded
 from duetts.engine.routing import reference_weight, utterance_weight
-from duetts.engine.wire import Message
+from duetts.engine.wire import Message, Others
 from duetts.errors import Aborted, DuettsError, EngineFailure, NotReady, WireError
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Timings, Utterance
 
@@ -86,6 +86,7 @@ class Link:
         self.state = "starting"
         self.info: SpeakerInfo | None = None
         self.stats: dict[str, Any] = {}
+        self._others = Others(0, 0.0)
         self.error: DuettsError | None = None  # why it cannot start, or why the link has failed
         self.failed = False
         self.ready_at: float | None = None  # the first time
@@ -95,12 +96,13 @@ class Link:
 
     @property
     def load(self) -> float:
-        """Frames that the engine still owes."""
-        return sum(call.owed for call in self._calls.values())
+        """Frames that the engine still owes, to whomever."""
+        return self._others.owed + sum(call.owed for call in self._calls.values())
 
     @property
     def num_calls(self) -> int:
-        return len(self._calls)
+        """Open calls, whosesoever."""
+        return self._others.calls + len(self._calls)
 
     def beat(self) -> None:
         """Tells the engine that somebody is here."""
@@ -247,6 +249,7 @@ class Link:
         if state == "ready" and self.info is None:
             raise WireError("an engine that is ready has not told what it is")
         self.stats = message.take("stats", dict)
+        self._others = wire.build(Others, message.take("others", dict))
         if error is not None:
             self.error = wire.error_from_plain(error)
         if state != self.state:

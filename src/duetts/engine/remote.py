@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import zmq.asyncio
 
 from duetts.config import EngineConfig, ProcessConfig
+from duetts.engine.life import Life
 from duetts.engine.link import Link
 from duetts.engine.routing import Candidate, choose, reference_weight, utterance_weight
 from duetts.engine.supervisor import ENGINE_COMMAND, Supervisor
+from duetts.engine.visitor import Visitor
 from duetts.errors import DeadlineExceeded, EngineDead, NotReady, Overloaded
 from duetts.types import Chunk, Float32, Int32, Outcome, SpeakerInfo, Timings, Utterance
 
@@ -39,44 +41,97 @@ class Search:
         return None if self.timeout_s is None else max(0.0, self.timeout_s - (time.monotonic() - self.began))
 
 
+class Place(Protocol):
+    """An engine's place, whoever keeps it: `Supervisor` where it is started, `Visitor` elsewhere."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def link(self) -> Link | None:
+        """To the engine's present life."""
+        ...
+
+    @property
+    def first(self) -> asyncio.Future[SpeakerInfo]:
+        """The first time that it is up."""
+        ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def starts(self) -> int: ...
+
+    @property
+    def start_s(self) -> float: ...
+
+    @property
+    def takes_work(self) -> bool: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def expected_s(self) -> float: ...
+
+    @property
+    def life(self) -> Life: ...
+
+    async def stop(self) -> None: ...
+
+
+Places = Callable[[zmq.asyncio.Context, Callable[[], None]], Sequence[Place]]  # made with what is to be called on a change
+
+
 class RemoteSpeaker:
-    """Engine processes behind the `Speaker` protocol. Use it in the event loop that started it, and `close` it there."""
+    """Engine processes behind the `Speaker` protocol. Use it in the event loop that started it, and `close` it there.
+
+    `changed` is called whenever an engine's life may have. Of engines that are equally busy it takes the next from `first` on.
+    """
 
     def __init__(
-        self, folder: Path, engine: EngineConfig, config: ProcessConfig, command: Sequence[str] = ENGINE_COMMAND
-    ) -> None:
-        self.info: SpeakerInfo  # set by `start`
+        self, make: Places, engine: EngineConfig, config: ProcessConfig, changed: Callable[[], None] = lambda: None, *,
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.info: SpeakerInfo  # set by `up`
+        self._changed, self._first = changed, first
         self._config = config
         self._room = engine.max_num_seqs + engine.max_queue
         self._context = zmq.asyncio.Context()
         self._news = asyncio.Event()  # replaced each time that it is set
         self._waiting = 0
         self._closed = False
-        self._engines = [
-            Supervisor(index, folder, engine, config, self._context, self._on_change, command)
-            for index in range(config.engines)
-        ]
+        self._engines = make(self._context, self._on_change)
 
     @classmethod
     async def start(
         cls, folder: Path, engine: EngineConfig, config: ProcessConfig, command: Sequence[str] = ENGINE_COMMAND
     ) -> RemoteSpeaker:
-        """Starts all engines and waits until each has been up once.
+        """Starts all engines and waits until each has been up once. Raises as `up` does."""
+        return await cls(keeping(folder, engine, config, command), engine, config).up()
+
+    async def up(self) -> Self:
+        """Waits until each engine has been up once; if one cannot, it is closed.
 
         Raises what an engine raised when it could not start: `ConfigError`, `CheckpointError`, `NotEnoughMemory`, or
         `EngineFailure` when it ended several times before it was up.
         """
-        speaker = cls(folder, engine, config, command)
         started = False
         try:
-            done, _ = await asyncio.wait([engine.first for engine in speaker._engines], return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait([engine.first for engine in self._engines], return_when=asyncio.FIRST_EXCEPTION)
             for first in done:
-                speaker.info = first.result()
+                self.info = first.result()
             started = True
         finally:
             if not started:
-                await speaker.close()
-        return speaker
+                await self.close()
+        return self
+
+    @property
+    def lives(self) -> list[Life]:
+        """What others need to know to reach the engines."""
+        return [engine.life for engine in self._engines]
 
     async def speak(self, utterance: Utterance) -> AsyncGenerator[Chunk | Outcome, None]:
         """Chunks, then one outcome. Closing it early cancels in the engine.
@@ -135,7 +190,7 @@ class RemoteSpeaker:
 
     # -- choice ------------------------------------------------------------------------------------------------------
 
-    async def _find(self, search: Search) -> tuple[Supervisor, Link]:
+    async def _find(self, search: Search) -> tuple[Place, Link]:
         """The engine that gets this work, of those that have not refused it, and its link. Waits while none is up."""
         while True:
             if self._closed:
@@ -143,7 +198,7 @@ class RemoteSpeaker:
             up = {engine.index: (engine, engine.link) for engine in self._engines if engine.takes_work and engine.link}
             candidates = [Candidate(index, link.load) for index, (_, link) in up.items() if index not in search.refusals]
             if candidates:
-                return up[choose(candidates, search.key, search.weight).index]
+                return up[choose(candidates, search.key, search.weight, self._first).index]
             full = [error for error in search.refusals.values() if isinstance(error, Overloaded)]
             if full:
                 raise min(full, key=lambda error: error.retry_after_s)
@@ -180,8 +235,9 @@ class RemoteSpeaker:
     def _on_change(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+        self._changed()
 
-    def _figures(self, engine: Supervisor) -> dict[str, Any]:
+    def _figures(self, engine: Place) -> dict[str, Any]:
         link = engine.link
         apart = {"codec": {"role": "codec", "state": "away", "pid": None, "starts": 0}}  # it comes and goes with its engine
         return {
@@ -195,6 +251,32 @@ class RemoteSpeaker:
             "calls": link.num_calls if link else 0,
             "owed_frames": link.load if link else 0.0,
         }
+
+
+def keeping(
+    folder: Path, engine: EngineConfig, config: ProcessConfig, command: Sequence[str] = ENGINE_COMMAND, *,
+    are_visited: bool = False,
+) -> Places:  # fmt: skip
+    """Engines that this process starts and keeps; other processes of this server may visit them."""
+    return lambda context, changed: [
+        Supervisor(index, folder, engine, config, context, changed, command, is_visited=are_visited)
+        for index in range(config.engines)
+    ]
+
+
+def visiting(config: ProcessConfig) -> tuple[Places, Callable[[Sequence[Life]], None]]:
+    """Engines that another process keeps, and where to tell what it says of them."""
+    visitors: list[Visitor] = []
+
+    def make(context: zmq.asyncio.Context, changed: Callable[[], None]) -> Sequence[Place]:
+        visitors.extend(Visitor(index, config, context, changed) for index in range(config.engines))
+        return tuple(visitors)
+
+    def tell(lives: Sequence[Life]) -> None:
+        for visitor, life in zip(visitors, lives, strict=True):
+            visitor.hear(life)
+
+    return make, tell
 
 
 def _call_s(link: Link) -> float:

@@ -36,14 +36,15 @@ def reference_weight(num_samples: int, frame_length: int) -> float:
     return num_samples / frame_length / POSITIONS_PER_FRAME
 
 
-def choose(candidates: Sequence[Candidate], key: str, weight: float) -> Candidate:
-    """The first engine in the order of `key` that is not clearly busier than the least busy one; without a key, that one.
+def choose(candidates: Sequence[Candidate], key: str, weight: float, first: int = 0) -> Candidate:
+    """The first engine in the order of `key` that is not clearly busier than the least busy one; without a key, that one. Of
+    several that are equally busy the next from number `first` on, so that servers that know little of each other spread out.
 
     `weight` is that of the new work. What a voice saves is a part of one prompt's reading, so it may not unbalance engines by
     more than a few hundredths of what they carry: near their capacity the busiest one decides how many listeners are served.
     """
     assert candidates, "nobody to choose from"
-    least = min(candidates, key=lambda candidate: (candidate.load, candidate.index))
+    least = min(candidates, key=lambda candidate: (candidate.load, candidate.index < first, candidate.index))
     if not key:
         return least
     allowed = (1 + SLACK) * least.load + SLACK_REQUESTS * weight

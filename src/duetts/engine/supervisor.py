@@ -2,8 +2,9 @@
 for each engine, and an engine one for its codec process.
 
 A life of a process has its own private socket and its own secret, so that nothing of an earlier life can be taken for an
-answer of the present one. The socket is held before the process begins, so that its name is gone by then, whoever dies. The
-process notices by the end of its standard input that whoever started it is gone.
+answer of the present one. The socket is held before the process begins, so that its name is gone by then, whoever dies; only
+where other processes are to reach it, too, does the name last as long as the life. The process notices by the end of its
+standard input that whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import zmq
 import zmq.asyncio
 
 from duetts.config import EngineConfig, ProcessConfig
-from duetts.engine.life import Orders, Role
+from duetts.engine.life import Life, Orders, Role
 from duetts.engine.link import Link
 from duetts.errors import CheckpointError, ConfigError, DuettsError, EngineFailure, NotEnoughMemory
 from duetts.types import SpeakerInfo
@@ -51,8 +52,11 @@ class Supervisor:
         changed: Callable[[], None],
         command: Sequence[str] = ENGINE_COMMAND,
         role: Role = "engine",
+        is_visited: bool = False,
     ) -> None:
         self.index = index
+        self._is_visited = is_visited  # by other processes
+        self._address = self._incarnation = self._failure = ""
         self._role, self._name = role, f"{role} {index}"
         self._folder, self._engine, self._config, self._context = folder, engine, config, context
         self._changed = changed
@@ -99,6 +103,15 @@ class Supervisor:
             return float(self.link.stats.get("codec", {}).get("expected_s", self.start_s))
         return 0.0 if self.link.state == "ready" and not self._ending else self.start_s
 
+    @property
+    def life(self) -> Life:
+        """What others need to know to reach it."""
+        reached = (self._address, self._incarnation) if self.link is not None else ("", "")
+        expected_at = time.monotonic() + self.expected_s
+        return Life(
+            self.index, self.state, *reached, self.pid, self.starts, self.start_s, expected_at, self._failure, self.info
+        )  # fmt: skip
+
     async def stop(self) -> None:
         """Ends the process, its requests as aborted, and the watch over it."""
         self._stopping.set()
@@ -137,15 +150,24 @@ class Supervisor:
         """One life of the process, from its start to its end, and why it ended."""
         self.starts += 1
         self._began = time.monotonic()
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="duetts-", dir=short_folder())
+        except OSError as error:
+            return EngineFailure(f"{self._name} cannot be started: {error}")
+        with folder:
+            return await self._live_in(folder)
+
+    async def _live_in(self, folder: tempfile.TemporaryDirectory[str]) -> DuettsError:
+        """A life whose socket has its name in a folder."""
+        address = self._config.address(self.index) if self._config.listen else f"ipc://{folder.name}/engine"
         incarnation = secrets.token_hex(16)
         link = None
         try:
-            with tempfile.TemporaryDirectory(prefix="duetts-", dir=short_folder()) as folder:
-                address = self._config.address(self.index) if self._config.listen else f"ipc://{folder}/engine"
-                listener = listen_at(address)
+            with listen_at(address) as listener:
                 link = Link(self._context, address, incarnation, self._changed)
                 await asyncio.to_thread(select.select, [listener], [], [], END_S)  # until the link holds it, too
-            with listener:
+                if not self._is_visited:
+                    folder.cleanup()
                 orders = Orders(
                     self.index, address, listener.fileno(), incarnation, os.getpid(), str(self._folder), self._engine,
                     self._config, self._role,
@@ -157,6 +179,7 @@ class Supervisor:
             if link is not None:
                 await link.close()
             return EngineFailure(f"{self._name} cannot be started: {error}")
+        self._address, self._incarnation = address, incarnation
         self.link, self.pid, self._silent, self._ending = link, process.pid, False, False
         try:
             await _give(process, orders)
@@ -167,7 +190,9 @@ class Supervisor:
             await self._end(process, gently=failure is None and not loads)
             await link.settle()
             reason = failure or link.error or EngineFailure(f"{self._name} ended with code {process.returncode}")
-            link.fail(reason if isinstance(reason, EngineFailure) else EngineFailure(f"{self._name}: {reason}"))
+            told = reason if isinstance(reason, EngineFailure) else EngineFailure(f"{self._name}: {reason}")
+            self._failure = str(told)
+            link.fail(told)
             return reason
         finally:
             if process.returncode is None:

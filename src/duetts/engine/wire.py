@@ -10,7 +10,8 @@ that way, so that a loss shows at the next heartbeat, and a kind:
                       encode(id) + samples             float32 [samples]
                       decode(id, slots, fresh, keep) + codes  int32 [streams, codebooks, frames], to a codec process
                       cancel(id)
-    from the engine   state(state, info, stats, error) its heartbeat: loading, ready, ending, failed; ended is its last word
+    from the engine   state(state, info, stats, error, others)  its heartbeat: loading, ready, ending, failed; ended is its
+                                                       last word
                       chunk(id, number, frames) + pcm, codes
                       end(id, number, outcome)         number is the count of chunks before it
                       codes(id) + codes
@@ -65,6 +66,14 @@ class Message:
         if len(part) % (item * rows):
             raise WireError(f"{self.kind}: {len(part)} bytes are not {rows} rows of {dtype}")
         return np.frombuffer(part, dtype).reshape(rows, -1).copy()  # of one's own, so that it may be written to
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What an engine does for other clients than the one that is told: open calls, and the frames that they are owed."""
+
+    calls: int
+    owed: float
 
 
 def pack(incarnation: str, message: Message, place: int | None) -> list[bytes]:

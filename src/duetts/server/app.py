@@ -9,6 +9,7 @@ import time
 import traceback
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -30,10 +31,11 @@ from duetts.server.fish import fish_router
 from duetts.server.fish_codec import codec_router
 from duetts.server.fish_live import fish_live_router
 from duetts.server.fish_voices import model_router, references_router
-from duetts.server.health import Health, health_router
+from duetts.server.health import Health, health_router, written
 from duetts.server.metrics import Metrics, door, door_of
 from duetts.server.models import models_router
-from duetts.server.outcomes import Outcomes, Peers, outcomes_router
+from duetts.server.outcomes import Outcomes, outcomes_router
+from duetts.server.peers import Peers
 from duetts.server.recipes import recipes_router
 from duetts.server.speech import speech_router
 from duetts.server.voices import consents_router, voices_router
@@ -67,6 +69,7 @@ def create_app(
         exception_handlers={HTTPException: _answer_http_error},
     )
     outcomes = app.state.outcomes = Outcomes(metrics)
+    app.state.numbers = partial(written, health, metrics)
     app.include_router(speech_router(service, config, outcomes))
     app.include_router(batch_router(service, config, outcomes))
     app.include_router(outcomes_router(outcomes, peers))

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from duetts.config import ServerConfig
 from duetts.errors import DuettsError, EmptyGeneration, EngineFailure, NotReady, Overloaded
 from duetts.server.metrics import CONTENT_TYPE, Metrics
-from duetts.server.outcomes import Peers
+from duetts.server.peers import Peers
 from duetts.service import SpeechService
 from duetts.types import SpeechRequest
 
@@ -192,16 +192,17 @@ def health_router(health: Health, metrics: Metrics, config: ServerConfig, peers:
     @router.get("/metrics", response_class=Response)
     async def numbers() -> Response:
         """Numbers for Prometheus."""
-        own = written(health, metrics)
-        return Response(own if peers is None else await peers.numbers(own), 200, {"Content-Type": CONTENT_TYPE})
+        own, engines = written(health, metrics)
+        told = own + engines if peers is None else await peers.numbers(own, engines)
+        return Response(told, 200, {"Content-Type": CONTENT_TYPE})
 
     return router
 
 
-def written(health: Health, metrics: Metrics) -> bytes:
-    """The numbers as they are now."""
+def written(health: Health, metrics: Metrics) -> tuple[bytes, bytes]:
+    """The numbers as they are now: the server's, and those of its engines."""
     metrics.ready.set(not health.busy())
-    return metrics.written()
+    return metrics.of_server(), metrics.of_engines()
 
 
 def describe(service: SpeechService | None, config: ServerConfig) -> dict[str, Any]:

@@ -168,15 +168,18 @@ class Metrics:
             f"{PREFIX}build_info", "What is served; always 1.", ("version", "model", "weights", "device", "dtype"),
             registry=registry,
         )  # fmt: skip
-        self._figures = _Figures()
-        registry.register(self._figures)
+        self._engines = CollectorRegistry()  # apart: several servers may have the same engines
+        self._figures = (_ServerFigures(), _EngineFigures())
+        registry.register(self._figures[0])
+        self._engines.register(self._figures[1])
         ProcessCollector(registry=registry)
         for reason in BROKEN_OFF:
             self.broken_off.labels(reason)
 
     def watch(self, stats: Callable[[], Mapping[str, Any]]) -> None:
         """From now on the figures of a service are told too. `stats` waits for nothing."""
-        self._figures.stats = stats
+        for figures in self._figures:
+            figures.stats = stats
 
     def answered(self, door: str, status: int, reason: str) -> None:
         """A request has its last byte, or is broken off."""
@@ -206,13 +209,21 @@ class Metrics:
             self.underrun_s.observe(timings.worst_underrun_s)
 
     def written(self) -> bytes:
-        """All of it as text. Always in this form, which every Prometheus reads: in OpenMetrics' the library changes the names
-        of samples, but not of their families, when they hold a colon."""
+        """All of it as text."""
+        return self.of_server() + self.of_engines()
+
+    def of_server(self) -> bytes:
+        """The server's own numbers as text. Always in this form, which every Prometheus reads: in OpenMetrics' the library
+        changes the names of samples, but not of their families, when they hold a colon."""
         return generate_latest(self.registry)
+
+    def of_engines(self) -> bytes:
+        """The numbers of its engines, in the same form."""
+        return generate_latest(self._engines)
 
 
 class _Figures(Collector):
-    """The figures of a service, read when somebody asks."""
+    """Figures of a service, read when somebody asks."""
 
     def __init__(self) -> None:
         self.stats: Callable[[], Mapping[str, Any]] | None = None
@@ -222,9 +233,28 @@ class _Figures(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        if self.stats is None:
-            return
-        stats = self.stats()
+        if self.stats is not None:
+            yield from self.read(self.stats())
+
+    def read(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        raise NotImplementedError
+
+
+class _ServerFigures(_Figures):
+    """Those of the server as a whole."""
+
+    def read(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        for figure in SERVER_FIGURES:
+            if figure.key in stats:
+                family = _family(figure)
+                family.add_metric([], stats[figure.key])
+                yield family
+
+
+class _EngineFigures(_Figures):
+    """Those of each engine."""
+
+    def read(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         engines = stats.get("engines") or [stats]
         for figure in ENGINE_FIGURES:
             family = _family(figure, ("engine",))
@@ -232,11 +262,6 @@ class _Figures(Collector):
                 if figure.key in each:
                     family.add_metric([str(index)], each[figure.key])
             yield family
-        for figure in SERVER_FIGURES:
-            if figure.key in stats:
-                family = _family(figure)
-                family.add_metric([], stats[figure.key])
-                yield family
         yield from _of_engines(engines)
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter
 
@@ -19,6 +19,7 @@ from duetts.errors import Aborted, Cancelled, NotReady, Overloaded, UnknownSpeec
 from duetts.server.caller import Caller
 from duetts.server.errors import error_object
 from duetts.server.metrics import Metrics
+from duetts.server.peers import Peers
 from duetts.types import Int32, Speech
 
 KEPT = 1024
@@ -138,24 +139,6 @@ def usage_of(speech: Speech, num_frames: int) -> dict[str, Any]:
         "total_tokens": speech.input_tokens + num_frames,
         "input_token_details": {"text_tokens": speech.input_tokens - audio_tokens, "audio_tokens": audio_tokens},
     }
-
-
-class Peers(Protocol):
-    """Other servers behind the same address: what only one of them knows is asked of it, for requests that have been let in."""
-
-    @property
-    def name(self) -> str:
-        """This server's own: lower-case letters and figures. It stands in the ids of its speeches."""
-        ...
-
-    async def ask(self, owner: str, speech_id: str, cancel: bool) -> dict[str, Any] | None:
-        """What the server of that name says of a speech, after it was cancelled or not; None if there is no such server, or it
-        does not know the speech."""
-        ...
-
-    async def numbers(self, own: bytes) -> bytes:
-        """The numbers of all servers, of which those of this one are given."""
-        ...
 
 
 def outcomes_router(outcomes: Outcomes, peers: Peers | None = None) -> APIRouter:

@@ -143,6 +143,10 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("host", "server.host", "Address to listen on."),
         Setting("port", "server.port", "Port to listen on; 0 takes a free one."),
         Setting("uds", "server.uds", "Unix socket to listen on, in the place of host and port."),
+        Setting(
+            "workers", "server.workers", "HTTP processes: one carries about 1,500 seconds of audio a second.",
+            ("--api-server-count",),
+        ),
         Setting("root_path", "server.root_path", "Path prefix that a proxy puts before all paths."),
         Setting(
             "served_model_name", "server.served_model_names", "Ids that requests may name; the first is the native one.",
@@ -356,8 +360,6 @@ FOREIGN: dict[str, Foreign] = {
     "--mem-fraction-static": Foreign("memory follows from max_num_seqs and max_model_len", takes_value=True),
     "--tensor-parallel-size": Foreign("a model is not spread over GPUs; --engines starts one on each", True, only=("1",)),
     "--pipeline-parallel-size": Foreign("a model is not spread over GPUs", True, only=("1",)),
-    "--api-server-count": Foreign("there is one HTTP process for all engines", True, only=("1",)),
-    "--workers": Foreign("there is one HTTP process for all engines", True, only=("1",)),
     "--decoder-checkpoint-path": Foreign("the codec is looked for in the model's folder", True, only=()),
     "--download-dir": Foreign("HF_HOME says where models of the hub are kept", True, only=()),
     "--forced-aligner": Foreign("there are no word timestamps yet", True, only=()),
