@@ -6,9 +6,8 @@
 #   benchmarks/h200x8.sh OUT all       every part that LIMIT leaves time for; the same line again goes on with the rest
 #   benchmarks/h200x8.sh OUT report    summary.json, table.md and plot.svg of what is there (also at the end of each run)
 #
-# Variables. Machine: PYTHON, WHEELS and NOTE as in h200.sh, DEVICE (cuda), ENGINES (8), CELLS (4: servers of ENGINES / CELLS
-# replicas each), SPLITS (2: servers whose last GPU has the codecs of their others), PROCESSES (16, of clients; a multiple of CELLS
-# and SPLITS), MODEL (s2-pro, or for a rehearsal duetts-mini or tiny), SEATS and SERVE (flags of duetts serve), PROFILE.
+# Variables. Machine: PYTHON, WHEELS and NOTE as in h200.sh, DEVICE (cuda), ENGINES (8), WORKERS (4: HTTP processes of a server of
+# all replicas), SPLITS (2: servers whose last GPU has the codecs of their others), PROCESSES (16, of clients; a multiple of SPLITS), MODEL (s2-pro, or for a rehearsal duetts-mini or tiny), SEATS and SERVE (flags of duetts serve), PROFILE.
 # Loads: LOADS (of T), LISTENERS (of S), KILL_LOAD, EACH (seconds of a run), REPEATS, LEAST (answers of each client), FRAMES (of
 # each answer; 0 as the workload has it). One replica gets a part of these loads, or of T ONE_LOADS. LIMIT: seconds for everything (570). PORT (8017): of
 # the first server; others follow.
@@ -19,12 +18,12 @@ cd "$(dirname "$0")/.."
 OUT=${1:?where to is missing}
 shift
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} LIMIT=${LIMIT:-570} MODEL=${MODEL:-s2-pro} NOTE=${NOTE:-}
-ENGINES=${ENGINES:-8} CELLS=${CELLS:-4} SPLITS=${SPLITS:-2} PROCESSES=${PROCESSES:-16} PROFILE=${PROFILE:-fish_qwen3_omni_8gpu}
+ENGINES=${ENGINES:-8} WORKERS=${WORKERS:-4} SPLITS=${SPLITS:-2} PROCESSES=${PROCESSES:-16} PROFILE=${PROFILE:-fish_qwen3_omni_8gpu}
 LOADS=${LOADS:-8,64,256,1024,2048} LISTENERS=${LISTENERS:-1024,2048,2560,3072,3584} KILL_LOAD=${KILL_LOAD:-256}
 EACH=${EACH:-20} REPEATS=${REPEATS:-1} LEAST=${LEAST:-2} FRAMES=${FRAMES:-0}
 read -ra SEATS <<<"${SEATS:---max-num-seqs 512 --kv-positions 524288}" # 77 GB of keys and values on each GPU
 read -ra SERVE <<<"${SERVE:-}"
-PARTS=(limits one eight half kill cells split)
+PARTS=(limits one eight half kill single split)
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 LOG=$OUT/log.txt PORT=${PORT:-8017} WATCH='' SERVERS=() URLS=()
@@ -93,11 +92,8 @@ start() {
     shift
     case $kind in
         one) begin 0 1 --profile none --engines 1 "$@" ;;
-        eight) begin 0 "$ENGINES" --profile "$PROFILE" --engines "$ENGINES" "$@" ;;
-        cells)
-            each=$((ENGINES / CELLS))
-            for number in $(seq 0 $((CELLS - 1))); do begin $((number * each)) $each --profile none --engines $each "$@"; done
-            ;;
+        eight) begin 0 "$ENGINES" --profile "$PROFILE" --engines "$ENGINES" --workers "$WORKERS" "$@" ;;
+        single) begin 0 "$ENGINES" --profile "$PROFILE" --engines "$ENGINES" --workers 1 "$@" ;;
         split)
             each=$((ENGINES / SPLITS))
             for number in $(seq 0 $((SPLITS - 1))); do
@@ -152,7 +148,7 @@ limits() {
     local kind EACH=$((EACH < 5 ? EACH : 5))
     due null_client T "$LOADS" && silence && ask null_client T "$LOADS"
     stop
-    for kind in eight cells; do
+    for kind in eight single; do
         due null_$kind T "$LOADS" && start $kind --engine null && ask null_$kind T "$LOADS"
         stop
     done

@@ -29,7 +29,7 @@ RATIO_OF = 8  # engines that RATIO is for
 NOTICED_S = 2.0  # after its end an engine is given nothing any more, and its streams have broken off
 STALE_S = 0.5  # how old what /metrics tells of engines may be
 BACK_S = 240.0
-CONFIGURATIONS = {"one": "one replica", "eight": "all replicas behind one server", "cells": "several servers",
+CONFIGURATIONS = {"one": "one replica", "eight": "all replicas behind one server", "single": "the same, one HTTP process",
                   "split": "codecs on GPUs of their own"}  # fmt: skip
 OPEN = re.compile(r'^duetts:num_requests_open{engine="(\d+)"} (\S+)$', re.MULTILINE)
 UP = re.compile(r'^duetts:engine_up{engine="(\d+)"} (\S+)$', re.MULTILINE)
@@ -208,7 +208,7 @@ def table(content: dict[str, Any]) -> str:
 
 def report(folder: Path, engines: int) -> str:
     """Writes the three files; returns the table. The plot needs matplotlib."""
-    names = (*CONFIGURATIONS, "half", "kill", "null_client", "null_eight", "null_cells")
+    names = (*CONFIGURATIONS, "half", "kill", "null_client", "null_eight", "null_single")
     files = {name: read(folder / f"{name}.json") for name in names if (folder / f"{name}.json").exists()}
     content = summary(files, engines)
     write_json(folder / "summary.json", content)

@@ -26,14 +26,14 @@ def as_samples(pcm: bytes) -> Float32:
 
 def hear(data: bytes) -> tuple[Float32, int]:
     """The samples of a file or of a part of one, and their rate."""
-    with av.open(io.BytesIO(data), format=_without_signature(data)) as container:
+    with av.open(io.BytesIO(data), format=format_without_signature(data)) as container:
         (stream,) = container.streams.audio
         assert stream.codec_context.channels == 1
         blocks = [_floats(frame.to_ndarray()) for frame in container.decode(stream)]
         return np.concatenate([np.zeros(0, np.float32), *blocks]), stream.codec_context.sample_rate
 
 
-def _without_signature(data: bytes) -> str | None:
+def format_without_signature(data: bytes) -> str | None:
     """FFmpeg's name of what begins with a frame and no signature, which a client knows by its content type. FFmpeg guesses it
     from a row of frames: of one to three frames of MP3 it takes 1 in 200 for something else."""
     if len(data) < 2 or data[0] != 0xFF or data[1] < 0xE0:

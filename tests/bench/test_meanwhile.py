@@ -24,7 +24,7 @@ PCM, POINT = Pcm(), Point(WORKLOADS["T"], 1)
 
 
 @asynccontextmanager
-async def telling(tell: bool = True, seen: list[int] | None = None) -> AsyncIterator[str]:
+async def telling(tell: bool = True, seen: list[int] | None = None, workers: bool = False) -> AsyncIterator[str]:
     """A server whose process takes 0.25 s of processor time between two looks, and whose second engine was started anew."""
     looks = 0
 
@@ -35,7 +35,9 @@ async def telling(tell: bool = True, seen: list[int] | None = None) -> AsyncIter
         engines = "".join(
             f'duetts:frames_generated_total{{engine="{index}"}} {count}.0\n' for index, count in enumerate(frames)
         )
-        body = f"process_cpu_seconds_total {5 + looks / 4}\n{engines}" if tell else "nothing\n"
+        several = "".join(f'process_cpu_seconds_total{{worker="w{number}"}} {5 + looks / 8}\n' for number in range(2))
+        one = several if workers else f"process_cpu_seconds_total {5 + looks / 4}\n"
+        body = one + engines if tell else "nothing\n"
         looks += 1
         if seen is not None:
             seen.append(looks)
@@ -57,7 +59,7 @@ async def running(point: Point) -> Run:
 
 async def test_a_servers_processor_time_and_frames_of_its_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meanwhile, "EVERY_S", 60)
-    async with telling() as url, telling() as other:
+    async with telling() as url, telling(workers=True) as other:
         run = await Meanwhile((url,)).beside(running, POINT)
         assert run.engine_frames == {"0": 10, "1": 3}
         both = await Meanwhile((url, other)).beside(running, POINT)

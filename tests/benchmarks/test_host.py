@@ -138,7 +138,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_script_knows_its_parts(tmp_path: Path) -> None:
     listed = script(str(tmp_path), "list")
     assert listed.returncode == 0
-    assert {"limits", "one", "eight", "half", "kill", "cells", "split"} == set(listed.stdout.split())
+    assert {"limits", "one", "eight", "half", "kill", "single", "split"} == set(listed.stdout.split())
     unknown = script(str(tmp_path), "one", "nine")
     assert unknown.returncode == 2
     assert "there are limits one" in unknown.stderr

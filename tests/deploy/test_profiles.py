@@ -62,6 +62,7 @@ def test_every_profile_holds_settings_that_can_be() -> None:
                 "max_model_len",
                 "device",
                 "codec_device",
+                "workers",
             }
 
 
@@ -70,7 +71,8 @@ def test_every_profile_holds_settings_that_can_be() -> None:
     [
         ([H200], "auto", {"max_num_seqs": 64, "max_queue": 256}),
         ([H200] * 2, "auto", {"max_num_seqs": 64, "max_queue": 256, "engines": 2}),
-        ([H200] * 8, "auto", {"max_num_seqs": 64, "max_queue": 256, "engines": 8}),
+        ([H200] * 8, "auto", {"max_num_seqs": 64, "max_queue": 256, "engines": 8, "workers": 4}),
+        ([H200] * 3, "auto", {"max_num_seqs": 64, "max_queue": 256, "engines": 3, "workers": 2}),
         # Somebody else uses half of the first, and the whole of the third.
         ([Gpu("H200", 24 * GIB, 141 * GIB), H200, Gpu("H200", GIB, 141 * GIB), H200], "auto",
          {"max_num_seqs": 39, "max_queue": 156, "engines": 2}),
@@ -83,8 +85,8 @@ def test_every_profile_holds_settings_that_can_be() -> None:
         # What the codec takes of the second is no room of the first.
         ([Gpu("H200", 24 * GIB, 141 * GIB), H200], "fish_qwen3_omni_2gpu",
          {"max_num_seqs": 51, "max_queue": 204, "codec_device": "next"}),
-        ([H200] * 8, "fish_qwen3_omni_8gpu", {"max_num_seqs": 128, "max_queue": 512, "engines": 8}),
-        (None, "fish_qwen3_omni_8gpu", {"engines": 8}),
+        ([H200] * 8, "fish_qwen3_omni_8gpu", {"max_num_seqs": 128, "max_queue": 512, "engines": 8, "workers": 4}),
+        (None, "fish_qwen3_omni_8gpu", {"engines": 8, "workers": 4}),
     ],
 )  # fmt: skip
 def test_what_a_profile_sets_follows_from_the_gpus(

@@ -15,8 +15,8 @@ from .source import PACKAGE, ROOT, Module, read_package
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 151  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
-MAX_LINES = 27_050
+MAX_MODULES = 158  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
+MAX_LINES = 28_100
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
 
@@ -224,9 +224,11 @@ def test_number_of_dependencies() -> None:
 
 
 def test_server_and_text_side_load_no_torch() -> None:
-    rooms = ("synthesizer", "server", "serving", "text", "voices", "audio", "config", "model_config", "conditions", "bench")
+    rooms = ("synthesizer", "server", "serving", "workers", "logs", "text", "voices", "audio", "config", "model_config",
+             "conditions", "bench")  # fmt: skip
     # The server's end of the socket, and the engine's end but for the engine itself.
-    ends = ("wire", "routing", "link", "supervisor", "remote", "host", "life", "null", "codec_service", "remote_codec")
+    ends = ("wire", "routing", "link", "supervisor", "visitor", "remote", "host", "life", "null", "codec_service",
+            "remote_codec")  # fmt: skip
     names = [m.name for m in MODULES if m.room in rooms or m.name in {f"{ROOT}.engine.{end}" for end in ends}]
     names.remove(f"{ROOT}.bench.plot")  # needs a library that is no dependency
     assert len(names) > len(rooms) + len(ends)

@@ -364,7 +364,7 @@ def test_the_documentation_names_every_number_with_its_labels() -> None:
     metrics.build.labels("1", "m", "trained", "cpu", "float32").set(1)
     pieces = Pieces(2, 2, (), (Suspect(1, "length"),))
     metrics.ended("stop", Outcome("stop", 9, 7, Timings(1, 2, 3, 4, 0.01), None, pieces), 2.0, True, 0.05)
-    for family in metrics.registry.collect():
+    for family in (*metrics.registry.collect(), *metrics.engines.collect()):
         if family.name.startswith("duetts:"):
             name = family.name + ("_total" if family.type == "counter" else "")
             labels[name] = ", ".join(sorted(family.samples[0].labels.keys() - {"le", "engine"}))

@@ -21,7 +21,7 @@ from duetts.bench.metrics import Run
 from duetts.errors import ConfigError
 
 EVERY_S = 1.0  # between two looks at /metrics
-PROCESSOR = re.compile(rb"^process_cpu_seconds_total (\S+)$", re.MULTILINE)
+PROCESSOR = re.compile(rb"^process_cpu_seconds_total(?:{\S+})? (\S+)$", re.MULTILINE)  # of each HTTP process
 FRAMES = re.compile(rb'^duetts:frames_generated_total{engine="(\d+)"} (\S+)$', re.MULTILINE)
 LATE_S = 0.3  # servers know of their engines as late as this
 OUTLAST_S = 300.0  # how long a command may go on after its run
@@ -131,10 +131,10 @@ class Meanwhile:
         processor_s = 0.0
         frames: dict[str, int] = {}
         for number, body in enumerate(bodies):
-            found = PROCESSOR.search(body or b"")
-            if found is None:
+            found = PROCESSOR.findall(body or b"")
+            if not found:
                 return None
-            processor_s += float(found[1])
+            processor_s += sum(map(float, found))
             name = f"{number}/" if len(bodies) > 1 else ""
             frames |= {name + engine.decode(): round(float(count)) for engine, count in FRAMES.findall(body or b"")}
         return Look(time.monotonic(), processor_s, frames) if bodies else None

@@ -78,6 +78,8 @@ def join(address: str | None) -> bool:
 
 def proxy_options(proxy: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of whoever has the port, as Ray Serve's `http_options`. Raises `ConfigError`."""
+    if "workers" in proxy:
+        raise ConfigError("workers: Ray Serve starts replicas, each with engines of its own; take more of these")
     if "uds" in proxy:
         raise ConfigError("uds: Ray Serve's proxy does not listen at unix sockets")
     if ("ssl_certfile" in proxy) != ("ssl_keyfile" in proxy):

@@ -21,6 +21,7 @@ OF_THE_PROXY = {
     "host": "http_options.host", "port": "http_options.port", "root_path": "route_prefix and http_options.root_path",
     "uds": "no unix sockets", "ssl_certfile": "http_options.ssl_certfile", "ssl_keyfile": "http_options.ssl_keyfile",
     "ssl_ca_certs": "http_options.ssl_ca_certs",
+    "workers": "num_replicas, each with its engines",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from duetts.config import EMBEDDED
-from duetts.deploy.sizing import QUEUE, SHARE, places
+from duetts.deploy.sizing import ENGINES_OF_A_WORKER, QUEUE, SHARE, places
 from duetts.errors import ConfigError, DuettsError
 from duetts.machine import Gpu, local_gpus
 from duetts.model_config import read_model_config
@@ -146,8 +146,8 @@ def automatic(gpus: list[Gpu] | None) -> str:
 
 
 def fitted(content: Mapping[str, Any], gpus: list[Gpu], share: float = SHARE) -> dict[str, Any]:
-    """A profile's settings with `at_most` made numbers: engines for GPUs with room for one, places for the memory that is free
-    on each. Without known GPUs the defaults hold."""
+    """A profile's settings with `at_most` made numbers: engines for GPUs with room for one, HTTP processes that carry what
+    these make, places for the memory that is free on each. Without known GPUs the defaults hold."""
     parts = {key: value for key, value in content.items() if key not in ("version", "at_most")}
     engine, most = dict(parts.get("engine", {})), content.get("at_most", {})
     apart = parts.get("processes", {}).get("codec_device") == "next"
@@ -160,6 +160,8 @@ def fitted(content: Mapping[str, Any], gpus: list[Gpu], share: float = SHARE) ->
         engine["max_queue"] = QUEUE * engine["max_num_seqs"]
         if "engines" in most and engines > 1:
             parts["processes"] = {"engines": engines}
+            if engines > ENGINES_OF_A_WORKER:
+                parts["server"] = {"workers": -(-engines // ENGINES_OF_A_WORKER)}
     return {**parts, "engine": engine}
 
 

@@ -9,6 +9,7 @@ WORK_SPACE = 1e9
 POSITION = 147_456  # bytes of keys and values
 PLACE = 2048  # positions that are set aside for a place
 SHARE = 0.9  # of a GPU that may be used, unless the settings say otherwise
+ENGINES_OF_A_WORKER = 2  # H200s, whose audio one HTTP process carries with something to spare
 QUEUE = 4  # requests that may wait, for each place
 
 

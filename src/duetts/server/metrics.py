@@ -168,10 +168,10 @@ class Metrics:
             f"{PREFIX}build_info", "What is served; always 1.", ("version", "model", "weights", "device", "dtype"),
             registry=registry,
         )  # fmt: skip
-        self._engines = CollectorRegistry()  # apart: several servers may have the same engines
+        self.engines = CollectorRegistry()  # apart: several servers may have the same engines
         self._figures = (_ServerFigures(), _EngineFigures())
         registry.register(self._figures[0])
-        self._engines.register(self._figures[1])
+        self.engines.register(self._figures[1])
         ProcessCollector(registry=registry)
         for reason in BROKEN_OFF:
             self.broken_off.labels(reason)
@@ -219,7 +219,7 @@ class Metrics:
 
     def of_engines(self) -> bytes:
         """The numbers of its engines, in the same form."""
-        return generate_latest(self._engines)
+        return generate_latest(self.engines)
 
 
 class _Figures(Collector):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ class Channel:
         self._reader, self._writer, self._party = reader, writer, party
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Future[Any]] = set()
 
     @classmethod
     async def open(cls, end: socket.socket, party: Party) -> Channel:
@@ -81,7 +82,7 @@ class Channel:
                 await self._writer.drain()
         except (TimeoutError, ConnectionError):
             pass
-        for task in self._answering:
+        for task in [*self._answering]:
             task.cancel()
         self._writer.close()
 
@@ -101,19 +102,17 @@ class Channel:
         elif number == TOLD:
             self._party.hear(kind, values)
         else:
-            task = asyncio.create_task(self._answer(kind, number, values))
+            task = asyncio.ensure_future(self._party.answer(kind, values))
             self._answering.add(task)
-            task.add_done_callback(self._on_answered)
+            task.add_done_callback(partial(self._on_answer, kind, number))
 
-    async def _answer(self, kind: str, number: int, values: dict[str, Any]) -> None:
-        try:
-            answer = await self._party.answer(kind, values)
-        except BaseException as error:
-            self._send("failure", number, f"{kind}: {type(error).__name__}")
-            raise
-        self._send("answer", number, answer)
-
-    def _on_answered(self, task: asyncio.Task[None]) -> None:
+    def _on_answer(self, kind: str, number: int, task: asyncio.Future[Any]) -> None:
         self._answering.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a question could not be answered", exc_info=error)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._send("answer", number, task.result())
+        else:
+            log.error("%s could not be answered", kind, exc_info=error)
+            self._send("failure", number, f"{kind}: {type(error).__name__}")
