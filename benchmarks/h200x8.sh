@@ -7,7 +7,8 @@
 #   benchmarks/h200x8.sh OUT report    summary.json, table.md and plot.svg of what is there (also at the end of each run)
 #
 # Variables. Machine: PYTHON, WHEELS and NOTE as in h200.sh, DEVICE (cuda), ENGINES (8), WORKERS (4: HTTP processes of a server of
-# all replicas), SPLITS (2: servers whose last GPU has the codecs of their others), PROCESSES (16, of clients; a multiple of SPLITS), MODEL (s2-pro, or for a rehearsal duetts-mini or tiny), SEATS and SERVE (flags of duetts serve), PROFILE.
+# all replicas), SPLITS (2: servers whose last GPU has the codecs of their others), PROCESSES (16, of clients; a multiple of
+# SPLITS), MODEL (s2-pro, or for a rehearsal duetts-mini or tiny), SEATS and SERVE (flags of duetts serve), PROFILE.
 # Loads: LOADS (of T), LISTENERS (of S), KILL_LOAD, EACH (seconds of a run), REPEATS, LEAST (answers of each client), FRAMES (of
 # each answer; 0 as the workload has it). One replica gets a part of these loads, or of T ONE_LOADS. LIMIT: seconds for everything (570). PORT (8017): of
 # the first server; others follow.

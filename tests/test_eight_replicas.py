@@ -27,7 +27,7 @@ def served(endless_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """One server for all of it, as its start costs half a minute. Engines that wait for a core are not held to be silent."""
     options = ("--profile", "fish_qwen3_omni_8gpu", "--max-num-seqs", str(PLACES), "--max-queue", "8", "--silence", "30",
                "--stuck", "60", "--restart", "0.1", "--heartbeat", "0.1",
-               "--default-voice", "none", "--port", "0", "--workers", "1")  # several would spread nearly as evenly  # fmt: skip
+               "--default-voice", "none", "--port", "0", "--workers", "1")  # which knows at once what each has  # fmt: skip
     cache = str(tmp_path_factory.mktemp("eight-cache"))
     with running(str(endless_folder), *options, DUETTS_CACHE_DIR=cache) as server:
         with httpx.Client(base_url=server.address, timeout=60, trust_env=False) as http:

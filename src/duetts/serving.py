@@ -114,6 +114,9 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
+    async def released(self) -> None:
+        """Until a server with nothing open may close its port: at once, unless others at it are still at work."""
+
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
@@ -273,7 +276,13 @@ async def start_text_side(plan: Plan, health: Health, folder: Path, speaker: Rem
 
 async def _drain(gate: Gate, signals: Signals, drain_s: float) -> int:
     log.info("stopping: open requests have %g s to end; a second signal ends them at once", drain_s)
-    draining = asyncio.create_task(gate.drain(drain_s))
+
+    async def drain() -> bool:
+        has_ended = await gate.drain(drain_s)
+        await signals.released()
+        return has_ended
+
+    draining = asyncio.create_task(drain())
     hurried = asyncio.create_task(signals.second.wait())
     try:
         await first_of(draining, hurried)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from duetts.cluster.fleet import DRAIN_S, Fleet, check_secrets, gpus_for, read_line
+from duetts.cluster.fleet import DRAIN_S, Fleet, check_secrets, gpus_for, proxy_options, read_line
 from duetts.errors import ConfigError
 from tests.test_cli import duetts_here
 
@@ -14,6 +14,20 @@ def test_arguments_are_divided() -> None:
     fleet, line = Fleet.take({"model": "x", "min-replicas": "2", "max_replicas": 4, "gpus_per_replica": "0.5", "max_queue": 9})
     assert fleet == Fleet(2, 4, 0.5)
     assert line == {"model": "x", "max_queue": 9}
+
+
+def test_what_the_proxy_is_told() -> None:
+    assert proxy_options({"port": "8001", "workers": "1", "root_path": "/tts"}) == {
+        "host": "127.0.0.1", "port": 8001, "root_path": "/tts",
+    }  # fmt: skip
+    for wrong, reason in (
+        ({"workers": "2"}, "take more of these"),
+        ({"uds": "/x"}, "unix sockets"),
+        ({"ssl_keyfile": "/x"}, "or neither"),
+        ({"port": "0"}, "1..65535"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            proxy_options(wrong)
 
 
 def test_more_at_least_than_one_is_enough_to_say() -> None:

@@ -1,15 +1,20 @@
 """`duetts serve --workers` as a person runs it: one server to its clients, whichever process answers and whoever dies."""
 
+import http.client
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +47,61 @@ class Several(Served):
 
     def by(self, worker: str, path: str, **fields: Any) -> httpx.Response:
         """A POST that this process has answered."""
-        while True:
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
             answer = self.anew("POST", path, **fields)
+            assert answer.status_code == 200, answer.text
             if answer.headers["X-Request-Id"].split("-")[1] == worker:
                 return answer
+        raise AssertionError(f"{worker} has answered nothing within {LIMIT_S} s")
+
+    def num_listeners(self) -> int:
+        """Sockets that listen at its port, whoever has them."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(line[1].endswith(f":{self.http.base_url.port:04X}") and line[3] == "0A" for line in lines)
 
     def number(self, name: str, **labels: str) -> dict[str, float]:
         """A number of each HTTP process, or of each engine."""
         told = [sample for family in families(self.http.get("/metrics").text) for sample in family.samples]
         fit = [one for one in told if one.name == f"duetts:{name}" and labels.items() <= one.labels.items()]
         return {one.labels.get("worker") or one.labels["engine"]: one.value for one in fit}
+
+
+class Held:
+    """A stream of which the client has read the beginning and does not read on: of its 1.6 MB about a quarter fits on the way,
+    so that it is open until the `rest` is read, however fast the server is or late the test."""
+
+    def __init__(self, several: Several) -> None:
+        self._http = http.client.HTTPConnection(several.http.base_url.host, several.http.base_url.port or 0, timeout=60)
+        self._http.sock = socket.socket()
+        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1460)  # or the server's end takes megabytes
+        self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 10)
+        try:
+            self._http.sock.settimeout(60)
+            self._http.sock.connect((self._http.host, self._http.port))
+            fields = json.dumps({**LONG, "max_new_tokens": FRAMES})
+            self._http.request("POST", "/v1/audio/speech", fields, {"Content-Type": "application/json"})
+            self._answer = self._http.getresponse()
+            assert self._answer.status == 200, self._answer.read()
+            self.speech_id = self._answer.headers["X-Speech-Id"]
+            self.worker = self.speech_id.split("-")[1]
+            self._body = self._answer.read1(4096)
+            assert self._body
+        except BaseException:
+            self.close()
+            raise
+
+    def rest(self) -> tuple[bytes, Exception | None]:
+        """All of the body, and how it broke off if it did."""
+        try:
+            while part := self._answer.read1(1 << 16):
+                self._body += part
+        except (http.client.IncompleteRead, ConnectionError) as error:
+            return self._body, error
+        return self._body, None
+
+    def close(self) -> None:
+        self._http.close()
 
 
 @pytest.fixture
@@ -66,7 +116,7 @@ def several(endless_folder: Path, request: pytest.FixtureRequest) -> Iterator[Se
         shutil.rmtree(temporary)
 
 
-@pytest.mark.parametrize("several", [["--engines", "2", "--restart", "0.1"]], indirect=True)
+@pytest.mark.parametrize("several", [["--engines", "2", "--restart", "0.1", "--drain-timeout", str(LIMIT_S)]], indirect=True)
 def test_one_server_to_its_clients_whoever_dies(several: Several) -> None:
     """One server for all of it, as its start costs seconds."""
     assert several.status("/live") == 200  # while it loads
@@ -81,8 +131,8 @@ def test_one_server_to_its_clients_whoever_dies(several: Several) -> None:
 
     what_one_process_says_the_others_know(several)
     an_engine_dies(several, engines[0], whole)
-    an_http_process_dies(several, whole)
-    it_is_asked_to_stop(several, whole)
+    pids = an_http_process_dies(several, whole)
+    it_is_asked_to_stop(several, whole, pids)
 
 
 def what_one_process_says_the_others_know(several: Several) -> None:
@@ -98,12 +148,10 @@ def what_one_process_says_the_others_know(several: Several) -> None:
             assert (told["finish_reason"], told["usage"]["output_tokens"]) == ("length", 3)
     unknown = several.http.get(f"/v1/audio/speech/speech-w7-{'0' * 32}")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
-    cancelled = 0
-    while cancelled < 4:  # by chance through either; one that has just ended counts for nothing
-        with several.http.stream("POST", "/v1/audio/speech", json={**LONG, "max_new_tokens": 900}) as answer:
-            body = answer.iter_raw()  # a generator that nobody holds closes the connection
-            next(body)
-            cancelled += several.anew("DELETE", f"/v1/audio/speech/{answer.headers['X-Speech-Id']}").json()["cancelled"]
+    for _ in range(4):  # by chance through either
+        with closing(Held(several)) as held:
+            assert several.anew("DELETE", f"/v1/audio/speech/{held.speech_id}").json()["cancelled"] is True
+            assert held.rest()[1] is not None
     wait_until(lambda: sum(several.number("stream_aborted_total", reason="cancelled").values()) == 4)
     spoken = several.number("speeches_total", door="speech", reason="length")
     assert spoken.keys() == {"w0", "w1"}
@@ -123,66 +171,97 @@ def an_engine_dies(several: Several, engine: int, whole: bytes) -> None:
     assert several.stream(20) == (whole[: 20 * 4096], None)
 
 
-def an_http_process_dies(several: Several, whole: bytes) -> None:
-    """Its streams break off, their places in the engines are free again, and it is started anew at the same port."""
-    began = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        while True:
-            stream = pool.submit(several.stream, FRAMES, began)
-            assert began.wait(LIMIT_S)
-            if several.number("num_requests_open"):
-                break
-        victim = several.workers()[0]
+def an_http_process_dies(several: Several, whole: bytes) -> dict[str, int]:
+    """Its streams break off and no others do, their places in the engines are free again, and it is started anew. The process
+    ids by name, afterwards."""
+    victim, other = several.workers()
+    with ExitStack() as stack:
+        streams: dict[str, Held] = {}
+        while len(streams) < 2:  # one by each process, which the kernel chooses
+            held = stack.enter_context(closing(Held(several)))
+            if streams.setdefault(held.worker, held) is not held:
+                held.close()
         os.kill(victim, signal.SIGKILL)
-        body, _ = stream.result()
-        assert whole.startswith(body)
+        wait_until(lambda: gone(victim))
+        done = {name: held.rest() for name, held in streams.items()}
+    (died,) = [name for name, (_, error) in done.items() if error is not None]
+    (lived,) = done.keys() - {died}
+    assert done[lived] == (whole, None)
+    assert len(done[died][0]) < len(whole)
+    assert whole.startswith(done[died][0])
     wait_until(lambda: len(several.workers()) == 2 and victim not in several.workers())
     wait_until(lambda: several.number("ready") == {"w0": 1.0, "w1": 1.0}, every_s=0.1)
     wait_until(lambda: sum(several.number("num_requests_open").values()) == 0, every_s=0.1)
     assert several.by("w0", "/v1/audio/speech", json=SHORT).content == several.by("w1", "/v1/audio/speech", json=SHORT).content
     assert any("ended with code -9; it is started again" in line for line in several.log)
+    (anew,) = {*several.workers()} - {other}
+    return {died: anew, lived: other}
 
 
-def it_is_asked_to_stop(several: Several, whole: bytes) -> None:
-    """What is open is finished, also when all of its processes are asked."""
+def it_is_asked_to_stop(several: Several, whole: bytes, pids: dict[str, int]) -> None:
+    """What is open is finished, also when all of its processes are asked; whoever comes meanwhile is told, by either process,
+    and also when one of them dies."""
     children = several.workers() + several.engines()
-
-    def stop() -> None:
+    with closing(Held(several)) as held:
         for pid in (several.process.pid, *children):  # as a service manager sends it
             os.kill(pid, signal.SIGTERM)
-
-    assert spoken_meanwhile(several, 4, stop) == [(whole, None)] * 4
+        wait_until(lambda: several.number("ready") == {"w0": 0.0, "w1": 0.0}, every_s=0.05)
+        who_comes_is_told(several)  # by chance by the one that has the stream and by the one that has nothing open
+        (idle,) = [pid for name, pid in pids.items() if name != held.worker]
+        assert several.num_listeners() == 2
+        os.kill(idle, signal.SIGKILL)
+        wait_until(lambda: several.num_listeners() == 1)  # or a connection could wait for nobody
+        who_comes_is_told(several)
+        assert held.rest() == (whole, None)
     assert several.process.wait(LIMIT_S) == 0
     wait_until(lambda: all(gone(pid) for pid in children))
 
 
-def spoken_meanwhile(several: Several, count: int, event: Any, frames: int = FRAMES) -> list[tuple[bytes, Exception | None]]:
-    """So many streams, and what happens when all have begun."""
+def who_comes_is_told(several: Several) -> None:
+    for _ in range(8):
+        refused = several.anew("POST", "/v1/audio/speech", json=SHORT)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert several.anew("GET", "/live").status_code == 200
+
+
+def spoken_meanwhile(several: Several, count: int, event: Callable[[], None]) -> list[tuple[bytes, Exception | None]]:
+    """So many streams, and what happens when all have begun. Raises what keeps one from beginning."""
     began = [threading.Event() for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        streams = [pool.submit(several.stream, frames, each) for each in began]
-        assert all(each.wait(LIMIT_S) for each in began)
+        streams = [pool.submit(several.stream, FRAMES, each) for each in began]
+        wait_until(lambda: all(each.is_set() or stream.done() for each, stream in zip(began, streams, strict=True)))
+        for each, stream in zip(began, streams, strict=True):
+            assert each.is_set(), stream.result()
         event()
         return [stream.result() for stream in streams]
 
 
-@pytest.mark.parametrize("ending", ["hurried", "killed"])
-def test_the_end_of_the_keeper_is_the_end_of_all(several: Several, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "several", "code"),
+    [
+        ("limit", ["--drain-timeout", "0.5"], 0),
+        ("hurried", ["--drain-timeout", str(LIMIT_S)], 1),
+        ("killed", [], -9),
+        ("killed while it drains", ["--drain-timeout", str(LIMIT_S)], -9),
+    ],
+    indirect=["several"],
+)
+def test_the_end_of_the_keeper_is_the_end_of_all(several: Several, ending: str, code: int) -> None:
     several.wait("/ready", 200)
     children = several.workers() + several.engines()
     assert len(children) == 3
-
-    def end() -> None:
-        several.process.send_signal(signal.SIGKILL if ending == "killed" else signal.SIGTERM)
-        if ending == "hurried":
-            several.wait("/ready", 503)
-            several.process.send_signal(signal.SIGINT)
-
-    ((body, error),) = spoken_meanwhile(several, 1, end, 900)
-    assert isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
-    assert 0 < len(body) < 900 * 4096
-    assert several.process.wait(LIMIT_S) == {"hurried": 1, "killed": -9}[ending]
-    wait_until(lambda: all(gone(pid) for pid in children))
+    with closing(Held(several)) as held:
+        if ending != "killed":
+            several.process.send_signal(signal.SIGTERM)
+        if ending in ("hurried", "killed while it drains"):
+            wait_until(lambda: several.number("ready") == {"w0": 0.0, "w1": 0.0}, every_s=0.05)
+        if ending != "limit":
+            several.process.send_signal(signal.SIGINT if ending == "hurried" else signal.SIGKILL)
+        assert several.process.wait(LIMIT_S) == code
+        wait_until(lambda: all(gone(pid) for pid in children))
+        body, error = held.rest()
+    assert error is not None
+    assert 0 < len(body) < FRAMES * 4096
 
 
 @pytest.mark.parametrize("options", [["--default-voice", "nobody"], ["--uds", "/nowhere/at.sock"]])

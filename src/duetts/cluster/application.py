@@ -14,13 +14,12 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from duetts.cluster.fleet import OF_THE_PROXY, Fleet, check_secrets, gpus_for, read_line
+from duetts.cluster.fleet import LOOPBACK, OF_THE_PROXY, Fleet, check_secrets, gpus_for, proxy_options, read_line
 from duetts.cluster.replica import Replica
 from duetts.errors import ConfigError, EngineFailure
 from duetts.serving import Plan, is_loopback
 
 NAME = "duetts"
-LOOPBACK, DEFAULT_PORT = "127.0.0.1", 8000
 LOOK_S = 2.0  # between two looks at a replica's health
 MOST_WAITING = 256  # requests that wait in a proxy while no replica is there
 RETRY_S = 5.0
@@ -74,20 +73,6 @@ def join(address: str | None) -> bool:
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"Ray cannot be reached at {address}: {error}") from None
     return True
-
-
-def proxy_options(proxy: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of whoever has the port, as Ray Serve's `http_options`. Raises `ConfigError`."""
-    if "workers" in proxy:
-        raise ConfigError("workers: Ray Serve starts replicas, each with engines of its own; take more of these")
-    if "uds" in proxy:
-        raise ConfigError("uds: Ray Serve's proxy does not listen at unix sockets")
-    if ("ssl_certfile" in proxy) != ("ssl_keyfile" in proxy):
-        raise ConfigError("Ray Serve's proxy needs both ssl_certfile and ssl_keyfile, or neither")
-    port = str(proxy.get("port", DEFAULT_PORT))
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"port is {port}; Ray Serve's proxy needs one in 1..65535")
-    return {"host": LOOPBACK, **proxy, "port": int(port)}
 
 
 def app(arguments: dict[str, Any]) -> serve.Application:

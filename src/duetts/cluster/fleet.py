@@ -16,6 +16,7 @@ from duetts.settings.values import build, hint
 
 DRAIN_S = 120.0  # by default; the longest stream takes about 80 s
 OTHER_NAMES = ("config", "profile")
+LOOPBACK, DEFAULT_PORT = "127.0.0.1", 8000
 # Settings that belong to whoever has the port, which is Ray Serve's proxy.
 OF_THE_PROXY = {
     "host": "http_options.host", "port": "http_options.port", "root_path": "route_prefix and http_options.root_path",
@@ -101,6 +102,21 @@ def arguments_of(given: Given, variables: Mapping[str, str]) -> dict[str, Any]:
         **{name: texts if BY_NAME[name].is_list else texts[-1] for name, (_, texts) in given.flags.items()},
         **{name: value for name, value in named.items() if value is not None},
     }
+
+
+def proxy_options(proxy: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of whoever has the port, as Ray Serve's `http_options`. Raises `ConfigError`."""
+    proxy = dict(proxy)
+    if str(proxy.pop("workers", 1)) != "1":
+        raise ConfigError("workers: Ray Serve starts replicas, each with engines of its own; take more of these")
+    if "uds" in proxy:
+        raise ConfigError("uds: Ray Serve's proxy does not listen at unix sockets")
+    if ("ssl_certfile" in proxy) != ("ssl_keyfile" in proxy):
+        raise ConfigError("Ray Serve's proxy needs both ssl_certfile and ssl_keyfile, or neither")
+    port = str(proxy.get("port", DEFAULT_PORT))
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"port is {port}; Ray Serve's proxy needs one in 1..65535")
+    return {"host": LOOPBACK, **proxy, "port": int(port)}
 
 
 def gpus_for(plan: Plan) -> int:

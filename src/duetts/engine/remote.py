@@ -273,7 +273,7 @@ def visiting(config: ProcessConfig) -> tuple[Places, Callable[[Sequence[Life]], 
         return tuple(visitors)
 
     def tell(lives: Sequence[Life]) -> None:
-        for visitor, life in zip(visitors, lives, strict=True):
+        for visitor, life in zip(visitors, lives, strict=False):  # either may not be there yet
             visitor.hear(life)
 
     return make, tell

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -137,13 +138,7 @@ class Supervisor:
             self.next_start = None
 
     def _on_run_end(self, task: asyncio.Task[None]) -> None:
-        """Nobody waits for ever for a first start that will not come."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("%s: its watch has failed", self._name, exc_info=error)
-        if not self.first.done():
-            self.first.set_exception(error or EngineFailure(f"{self._name} was stopped before it was up"))
-        self.first.exception()  # seen, also if nobody asks
+        settle_first(self.first, task, self._name)
         self._changed()
 
     async def _live(self) -> DuettsError:
@@ -267,6 +262,16 @@ class Supervisor:
             await asyncio.wait_for(self._stopping.wait(), seconds)
         except TimeoutError:
             return
+
+
+def settle_first(first: asyncio.Future[Any], task: asyncio.Task[None], name: str) -> None:
+    """When the watch over a process has ended: nobody waits for ever for a first start that will not come."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("%s: its watch has failed", name, exc_info=error)
+    if not first.done():
+        first.set_exception(error or EngineFailure(f"{name} was stopped before it was up"))
+    first.exception()  # seen, also if nobody asks
 
 
 def backoff_s(failures: int, config: ProcessConfig) -> float:

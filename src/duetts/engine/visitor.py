@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
@@ -12,12 +11,11 @@ import zmq.asyncio
 from duetts.config import ProcessConfig
 from duetts.engine.life import Life
 from duetts.engine.link import Link
+from duetts.engine.supervisor import settle_first
 from duetts.errors import EngineFailure
 from duetts.types import SpeakerInfo
 
 GONE = ("ending", "restarting", "stopped")  # states, as its keeper tells them, in which it takes nothing new
-
-log = logging.getLogger("duetts.engine")
 
 
 class Visitor:
@@ -77,12 +75,7 @@ class Visitor:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _on_run_end(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("engine %d: the visits to it have failed", self.index, exc_info=error)
-        if not self.first.done():
-            self.first.set_exception(error or EngineFailure(f"engine {self.index} was not up while it was looked for"))
-        self.first.exception()  # seen, also if nobody asks
+        settle_first(self.first, task, f"engine {self.index}")
         self._changed()
 
     async def _run(self) -> None:

@@ -5,6 +5,7 @@ count is read from their last figures when somebody asks. Labels have few values
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -236,8 +237,8 @@ class _Figures(Collector):
         if self.stats is not None:
             yield from self.read(self.stats())
 
-    def read(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, stats: Mapping[str, Any]) -> Iterator[Metric]: ...
 
 
 class _ServerFigures(_Figures):

@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from duetts import serving
 from duetts.config import ServerConfig
 from duetts.engine import wire
 from duetts.engine.remote import RemoteSpeaker, keeping
+from duetts.engine.supervisor import END_S
 from duetts.serving import HURRIED, Plan, Signals, bind, check_tls, engine_command, first_of, listen, listening, look_for
 from duetts.workers.place import WorkerPlace
 
@@ -68,20 +69,20 @@ class Keeper:
         """Until a signal comes. Returns the exit code; raises what keeps a server from starting."""
         stopped = asyncio.create_task(self._signals.first.wait())
         starting = asyncio.create_task(self._start_engines())
-        serving = asyncio.create_task(self._watch_first_starts())  # ends only by what it raises
+        failing = asyncio.create_task(self._watch_first_starts())  # ends only by what it raises
         try:
-            await first_of(starting, stopped, serving)
+            await first_of(starting, stopped, failing)
             if starting.done() and not stopped.done():
                 starting.result()
-                await first_of(stopped, serving)
-            if serving.done() and not stopped.done():
-                serving.result()
+                await first_of(stopped, failing)
+            if failing.done() and not stopped.done():
+                failing.result()
             return await self._drain()
         finally:
-            for task in (stopped, starting, serving):
+            for task in (stopped, starting, failing):
                 task.cancel()
-            await asyncio.gather(stopped, starting, serving, return_exceptions=True)
-            await asyncio.gather(*(worker.end("hurry", serving_s=0) for worker in self._workers))
+            await asyncio.gather(stopped, starting, failing, return_exceptions=True)
+            await asyncio.gather(*(worker.end("hurry") for worker in self._workers))
             if self._speaker is not None:
                 await self._speaker.close()
 
@@ -103,15 +104,28 @@ class Keeper:
 
     async def _drain(self) -> int:
         """Has the HTTP processes end what is open; a second signal ends them at once."""
-        drain_s = self._plan.processes.drain_s
-        ending = asyncio.gather(*(worker.end("drain", serving_s=drain_s) for worker in self._workers))
+        draining = asyncio.create_task(self._drain_all())
         hurried = asyncio.create_task(self._signals.second.wait())
-        await first_of(ending, hurried)
-        hurried.cancel()
-        if ending.done():
+        try:
+            await first_of(draining, hurried)
+            if not draining.done():
+                return HURRIED
+            draining.result()
             return 0
-        await asyncio.gather(ending, *(worker.end("hurry", serving_s=0) for worker in self._workers))
-        return HURRIED
+        finally:
+            draining.cancel()
+            hurried.cancel()
+            await asyncio.gather(draining, hurried, return_exceptions=True)
+
+    async def _drain_all(self) -> None:
+        """Those that have nothing open stay at the port until none has: the kernel goes on giving them connections."""
+        for worker in self._workers:
+            worker.tell_end("drain")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._plan.processes.drain_s + END_S):
+                for worker in self._workers:
+                    await worker.drained.wait()
+        await asyncio.gather(*(worker.end("release") for worker in self._workers))
 
     # -- what HTTP processes are told, and ask
 

@@ -8,10 +8,11 @@ import pickle
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
 from duetts.engine import wire
-from duetts.engine.supervisor import END_S, FIRST_STARTS, backoff_s
+from duetts.engine.supervisor import END_S, FIRST_STARTS, backoff_s, settle_first
 from duetts.errors import DuettsError, EngineFailure
 from duetts.serving import LAST_WORDS_S, Plan
 from duetts.workers.channel import Channel
@@ -41,7 +42,8 @@ class Office(Protocol):
 
 
 class WorkerPlace:
-    """Keeps one HTTP process running until `end`."""
+    """Keeps one HTTP process running until `end`. Then its listening socket is closed here, too: the kernel gives connections
+    to the others, if there are any, in place of keeping them for nobody."""
 
     def __init__(self, index: int, plan: Plan, listener: socket.socket, office: Office) -> None:
         self.name = f"w{index}"
@@ -52,6 +54,7 @@ class WorkerPlace:
         self._failures = 0  # starts or short lives in a row
         self._starts = 0
         self._ending = asyncio.Event()
+        self.drained = asyncio.Event()  # after `drain`: nothing is open in it, or it has ended
         self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first time that it is ready
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._on_run_end)
@@ -70,12 +73,16 @@ class WorkerPlace:
         except (TimeoutError, ConnectionError):
             return None
 
-    async def end(self, how: str, serving_s: float) -> None:
-        """Has it `drain` or `hurry`, and kills it if it takes longer than that may. It is not started again."""
+    def tell_end(self, how: str) -> None:
+        """Has it `drain`, be `release`d from that, or `hurry`. It is not started again."""
         self._ending.set()
         if self._channel is not None:
             self._channel.tell(how)
-        _, late = await asyncio.wait([self._task], timeout=serving_s + LAST_WORDS_S + END_S)
+
+    async def end(self, how: str) -> None:
+        """Has it end now, and kills it if that takes long."""
+        self.tell_end(how)
+        _, late = await asyncio.wait([self._task], timeout=LAST_WORDS_S + END_S)
         if late:
             log.error("%s did not end in time and is killed", self._who)
             self._kill()
@@ -87,6 +94,8 @@ class WorkerPlace:
         if kind == "ready":
             if not self.first.done():
                 self.first.set_result(None)
+        elif kind == "drained":
+            self.drained.set()
         elif kind == "failed":
             self._told = wire.error_from_plain(values["error"])
         else:
@@ -118,16 +127,14 @@ class WorkerPlace:
             self._failures = 0 if time.monotonic() - began > config.steady_s else self._failures + 1
             delay = backoff_s(self._failures, config)
             log.error("%s: %s; it is started again in %.1f s", self._who, failure, delay)
-            await asyncio.wait([asyncio.ensure_future(self._ending.wait())], timeout=delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), delay)
 
     def _on_run_end(self, task: asyncio.Task[None]) -> None:
-        """Nobody waits for ever for a first start that will not come."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("%s: its watch has failed", self._who, exc_info=error)
-        if not self.first.done():
-            self.first.set_exception(error or EngineFailure(f"{self._who} was stopped before it was ready"))
-        self.first.exception()  # seen, also if nobody asks
+        settle_first(self.first, task, self._who)
+        self.drained.set()
+        if self._ending.is_set():  # in the others, too: where all have the same socket, none inherits it any more
+            self._listener.close()
 
     async def _live(self) -> DuettsError:
         """One life of the process, and why it ended."""
@@ -149,6 +156,8 @@ class WorkerPlace:
         hearing, pinging = asyncio.create_task(channel.run()), asyncio.create_task(self._ping())
         try:
             self.tell_news()
+            if self._ending.is_set():  # it was to end before it could be told
+                channel.tell("hurry")
             await process.communicate(orders)
             await asyncio.wait([hearing], timeout=LAST_WORDS_S)  # its last words are on the way
             return self._told or EngineFailure(f"it ended with code {process.returncode}")
@@ -161,14 +170,17 @@ class WorkerPlace:
             await channel.close()
 
     async def _ping(self) -> None:
-        """Ends a process that does not answer."""
+        """Ends a process that does not answer. Its first answer may take as long as a start."""
+        limit_s = self._plan.processes.start_limit_s
         while self._channel is not None:
-            await asyncio.sleep(PING_S)
             try:
-                await self._channel.ask("ping", STUCK_S)
+                await self._channel.ask("ping", limit_s)
+                limit_s = STUCK_S
+                await asyncio.sleep(PING_S)
             except TimeoutError:
-                log.error("%s has not answered for %.0f s and is killed", self._who, STUCK_S)
+                log.error("%s has not answered for %g s and is killed", self._who, limit_s)
                 self._kill()
+                return
             except ConnectionError:
                 return
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,17 @@ class Orders:
 
 class Told(Signals):
     """The end as the keeper tells it. Signals to all processes of a server, as terminals and service managers send them, mean
-    the keeper."""
+    the keeper. `drained` tells it that nothing is open here."""
+
+    def __init__(self, drained: Callable[[], None]) -> None:
+        super().__init__()
+        self._drained = drained
+        self.release = asyncio.Event()
+
+    async def released(self) -> None:
+        """Until nothing is open in the other processes either: who connects meanwhile is told that the server stops."""
+        self._drained()
+        await self.release.wait()
 
     def catch(self) -> None:
         """In the place of uvicorn's handlers, too."""
@@ -64,13 +74,12 @@ class Worker:
 
     def __init__(self, orders: Orders) -> None:
         self.name = f"w{orders.index}"
-        self.signals = Told()
+        self.signals = Told(lambda: self.channel.tell("drained"))
         self.channel: Channel  # set by `work`
         self._index = orders.index
         self._folder: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
         self._make, self._tell_visitors = visiting(orders.plan.processes)
         self._lives: Sequence[Life] = ()
-        self._are_visited = False
         self._app: FastAPI | None = None
 
     async def start(self, plan: Plan, health: Health) -> Synthesizer:
@@ -80,7 +89,6 @@ class Worker:
         health.phase = "the model is loading"
         first = self._index * plan.processes.engines // plan.server.workers
         speaker = RemoteSpeaker(self._make, plan.engine, plan.processes, first=first)
-        self._are_visited = True
         self._tell_visitors(self._lives)
         return await start_text_side(plan, health, folder, speaker)
 
@@ -90,7 +98,7 @@ class Worker:
         self.channel.tell("ready")
         return self._app
 
-    def orphaned(self) -> None:
+    def orphaned(self, _: object) -> None:
         """The keeper is gone, and the engines with it: nothing can be spoken any more, and what it has left is removed."""
         self.signals.first.set()
         self.signals.second.set()
@@ -103,12 +111,13 @@ class Worker:
     def hear(self, kind: str, values: dict[str, Any]) -> None:
         if kind == "news":
             self._lives = [wire.build(Life, life) for life in values["lives"]] or self._lives
-            if self._are_visited:
-                self._tell_visitors(self._lives)
+            self._tell_visitors(self._lives)
             if not self._folder.done():
                 self._folder.set_result(Path(values["folder"]))
         elif kind == "drain":
             self.signals.first.set()
+        elif kind == "release":
+            self.signals.release.set()
         elif kind == "hurry":
             self.signals.first.set()
             self.signals.second.set()
@@ -145,7 +154,7 @@ async def work(orders: Orders) -> int:
     worker = Worker(orders)
     channel = worker.channel = await Channel.open(socket.socket(fileno=orders.channel), worker)
     hearing = asyncio.create_task(channel.run())
-    hearing.add_done_callback(lambda _: worker.orphaned())
+    hearing.add_done_callback(worker.orphaned)
     try:
         with socket.socket(fileno=orders.listener) as listener:
             return await serve_at(listener, orders.plan, worker.signals, worker.start, worker.make_app)
@@ -153,6 +162,7 @@ async def work(orders: Orders) -> int:
         channel.tell("failed", error=wire.error_to_plain(error))
         return 1
     finally:
+        hearing.remove_done_callback(worker.orphaned)  # it is this process that goes: the others still need what is there
         await channel.close()
 
 
