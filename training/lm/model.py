@@ -66,13 +66,14 @@ def causal_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Trainee(nn.Module):
-    """Both decoders and their losses. `core` is how the slow one attends; `fast_scale` weighs the residual books' sum."""
+    """Both decoders and their losses. `core` is how the slow one attends; `fast_scale` weighs the residual books' sum; `dropout`
+    is the share of what a slow layer adds to the stream that is left out in training."""
 
     book_weights: Tensor
 
-    def __init__(self, config: ModelConfig, fast_scale: float = 0.4, core: Core = masked) -> None:
+    def __init__(self, config: ModelConfig, fast_scale: float = 0.4, core: Core = masked, dropout: float = 0.0) -> None:
         super().__init__()
-        self.config, self.core, self.fast_scale = config, core, fast_scale
+        self.config, self.core, self.fast_scale, self.dropout = config, core, fast_scale, dropout
         self.model = start_model(config)
         self.register_buffer("book_weights", torch.linspace(1.0, 0.5, config.num_codebooks - 1), persistent=False)
         self.prepare()
@@ -99,7 +100,8 @@ class Trainee(nn.Module):
         x = slow.embed(torch.cat((batch["tokens"][..., None], batch["codes"].transpose(1, 2)), dim=-1))
         rope = slow.rope[batch["position"]]
         for index, layer in enumerate(slow.layers):
-            x = layer(x, rope, self.attend(batch, caught if index in LED_LAYERS else None))
+            after = layer(x, rope, self.attend(batch, caught if index in LED_LAYERS else None))
+            x = x + F.dropout(after - x, self.dropout) if self.training and self.dropout else after
         return slow.norm(x), caught
 
     def attend(self, batch: TensorBatch, caught: Caught | None) -> Attend:

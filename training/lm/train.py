@@ -56,9 +56,9 @@ class Run:
         self.amp = self.device.type == "cuda"
         torch.manual_seed(options.seed)
         self.tokenizer, config = temporary_tokenizer()
-        self.trainee = Trainee(config, options.fast_scale).to(self.device)
+        self.trainee = Trainee(config, options.fast_scale, dropout=options.dropout).to(self.device)
         self.trainee.prepare()
-        self.average = deepcopy(self.trainee)
+        self.average = deepcopy(self.trainee).eval()
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.trainee.model, 0.05), lr=options.lr, betas=(0.9, 0.95), fused=self.amp
         )
@@ -233,6 +233,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=500, help="steps until the full learning rate")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--fast-scale", type=float, default=0.4, help="weight of the residual books' sum")
+    parser.add_argument("--dropout", type=float, default=0.1, help="share of what a slow layer adds that is left out")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first-hours", type=float, default=1.0, help="codes to wait for before the first step")
     parser.add_argument("--patience-s", type=float, default=240)
