@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import wave
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from duetts.config import Limits
-from duetts.errors import InvalidRequest
+from duetts.errors import CheckpointError, InvalidRequest
 from duetts.synthesizer import Synthesizer
 from duetts.text.prompt import SPEAKER_TAG
 from duetts.text.rules import clean_text, least_seconds
@@ -95,6 +97,22 @@ async def test_every_trial_text_is_asked_for_once_and_in_order(tiny_folder: Path
     assert [texts[:-1] for texts in speaker.read] == [[], *([piece] for piece in asked[:-1])]
     assert outcome.num_frames == sum(chunk.num_frames for chunk in chunks)
     assert (outcome.reason, outcome.pieces.suspect) == ("stop", ())
+
+
+async def test_a_model_has_its_longest_piece_and_may_know_nothing_of_what_was_said(tiny_folder: Path, tmp_path: Path) -> None:
+    """Its folder says so, and no request gets longer pieces or pieces that hear one another."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"longest_piece": 60, "condition_on_previous_chunks": False}))
+    text = "There is a sentence, and another one follows it. " * 5
+    for length in (None, 100, 1000):
+        speaker, _, _ = await spoken(folder, text, chunk_length=length)
+        assert len(speaker.asked) == 5
+        assert [len(texts) for texts in speaker.read] == [1] * 5
+        assert all(len(texts[0].encode()) <= 60 for texts in speaker.read)
+    (folder / "generation_config.json").write_text(json.dumps({"longest_piece": 10}))
+    with pytest.raises(CheckpointError, match="longest_piece"):
+        Synthesizer(folder, ReadingSpeaker())
 
 
 async def test_length_hardly_depends_on_the_size_of_the_pieces(tiny_folder: Path) -> None:

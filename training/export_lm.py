@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from duetts.checkpoint import load_model
 from duetts.text.byte_level import write_byte_tokenizer
 from training.lm.state import read_weights
-from training.recipe import CODEC, SAMPLING, language_model_values
+from training.recipe import CODEC, PIECES, SAMPLING, language_model_values
 from training.report import say
 
 MOST_BYTES = 45_000_000
@@ -31,7 +31,7 @@ def export(weights: Path, codec: Path, out: Path) -> int:
     tokens = write_byte_tokenizer(out / "tokenizer.json", int(CODEC["semantic_codebook_size"]))
     write_json(out / "config.json", language_model_values(tokens))
     write_json(out / "codec_config.json", CODEC)
-    write_json(out / "generation_config.json", SAMPLING)
+    write_json(out / "generation_config.json", {**SAMPLING, **PIECES})
     save_file(read_weights(weights), out / "model.safetensors", {"format": "pt"})
     sound = {name: value for path in sorted(codec.glob("codec*.safetensors")) for name, value in load_file(path).items()}
     save_file({name: value.bfloat16() for name, value in sound.items()}, out / "codec.safetensors", {"format": "pt"})

@@ -1,4 +1,4 @@
-"""The dimensions of a model, read from its folder's `config.json`, `codec_config.json` and `generation_config.json`.
+"""The dimensions of a model, read from its folder's `config.json` and `codec_config.json`.
 
 Every key is checked: a wrong type, an impossible value or an unknown key is a `CheckpointError` that names file and key.
 This room knows no torch and no settings of engine or server (those are in `config.py`).
@@ -14,7 +14,6 @@ from typing import Any
 
 from duetts.errors import CheckpointError, UnsupportedModel
 from duetts.json_fields import Fields, read_json
-from duetts.types import Sampling
 
 WEIGHT_TYPES = ("bfloat16", "float16", "float32")
 SUPPORTED_MODEL_TYPES = ("fish_qwen3_omni", "dual_ar")
@@ -106,7 +105,7 @@ class ModelConfig:
 
 
 # Keys that say nothing about inference, and what the common hub tools add to any file.
-_IGNORED = (
+IGNORED = (
     "_name_or_path", "architectures", "auto_map", "transformers_version", "torch_dtype", "pad_token_id", "bos_token_id",
     "audio_pad_token_id", "dropout", "initializer_range", "use_gradient_checkpointing", "audio_hidden_dim", "is_reward_model",
     "share_codebook_embeddings", "tokenizer_path", "fast_dropout",
@@ -160,9 +159,9 @@ def _refuse_experts(source: Fields, where: str) -> None:
 
 def _read_nested(values: Mapping[str, Any], where: str) -> ModelConfig:
     """`fish_qwen3_omni`: the reference runs the fast decoder with the slow one's rope base and norm epsilon."""
-    top = Fields(values, where, _IGNORED)
-    text = top.section("text_config", _IGNORED)
-    audio = top.section("audio_decoder_config", (*_IGNORED, "rope_base", "norm_eps", "max_seq_len"))
+    top = Fields(values, where, IGNORED)
+    text = top.section("text_config", IGNORED)
+    audio = top.section("audio_decoder_config", (*IGNORED, "rope_base", "norm_eps", "max_seq_len"))
     for part in (top, text, audio):
         part.text("model_type", "")
         _refuse_experts(part, where)
@@ -205,7 +204,7 @@ def _read_nested(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 def _read_flat(values: Mapping[str, Any], where: str, tokens: Mapping[str, int]) -> ModelConfig:
     """`dual_ar`: one flat object; `fast_*` keys default to the slow values, token ids come from the tokenizer if absent."""
-    top = Fields(values, where, _IGNORED)
+    top = Fields(values, where, IGNORED)
     top.text("model_type", "")
     _refuse_experts(top, where)
     slow = _read_slow(top)
@@ -349,25 +348,6 @@ def _encoder_window(depth: int, dim: int, head_dim: int, window: int, where: str
     if dim % head_dim:
         raise CheckpointError(f"{where}: encoder_transformer_head_dim {head_dim} does not divide width {dim}")
     return WindowConfig(depth, dim, dim // head_dim, head_dim, 3 * dim, window)
-
-
-def read_sampling(folder: Path) -> Sampling:
-    """The model's sampling defaults from its optional `generation_config.json`; absent keys are S2 Pro's."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return Sampling()
-    base = Sampling()
-    source = Fields(read_json(path), path.name, (*_IGNORED, "eos_token_id", "do_sample", "max_new_tokens"))
-    residual = source.number("residual_temperature", base.temperature) if "residual_temperature" in source else None
-    sampling = Sampling(
-        temperature=source.number("temperature", base.temperature),
-        top_p=source.number("top_p", base.top_p),
-        top_k=source.integer("top_k", base.top_k, minimum=0),
-        repetition_penalty=source.number("repetition_penalty", base.repetition_penalty),
-        residual_temperature=residual,
-    )
-    source.finish()
-    return sampling
 
 
 def read_codec_config(folder: Path) -> CodecConfig:

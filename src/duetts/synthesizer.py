@@ -18,7 +18,8 @@ import numpy as np
 
 from duetts.config import Limits, MediaConfig, VoicesConfig
 from duetts.errors import EmptyGeneration, InvalidRequest
-from duetts.model_config import read_codec_config, read_model_config, read_sampling
+from duetts.habits import read_habits
+from duetts.model_config import read_codec_config, read_model_config
 from duetts.narration import Narration, Piece, Script, check_room
 from duetts.service import Arriving
 from duetts.text.arrival import ArrivingText
@@ -103,7 +104,7 @@ class Synthesizer:
         self._config = read_model_config(folder)
         self._codec = read_codec_config(folder)
         self._tokenizer = Tokenizer.load(folder, self._config)
-        self._defaults = read_sampling(folder)
+        self._habits = read_habits(folder)
         self._speaker = speaker
         rate, codec_id = speaker.info.sample_rate, speaker.info.codec_id
         fetcher = Fetcher(media or MediaConfig(), self.limits)
@@ -189,7 +190,7 @@ class Synthesizer:
         """PCM of codes, which are checked first."""
         self._check_codes(codes, field)
         prompt = np.concatenate((np.zeros((1, codes.shape[1]), np.int32), codes))
-        utterance = Utterance(request_id, prompt, self._defaults, 0, 1, decode_only=True)
+        utterance = Utterance(request_id, prompt, self._habits.sampling, 0, 1, decode_only=True)
         speech = Speech(
             self._speaker.speak(utterance), request_id=request_id, seed=0, input_tokens=0, sample_rate=self.info.sample_rate
         )
@@ -283,7 +284,7 @@ class Synthesizer:
 
         Raises `InvalidRequest` when nothing helps.
         """
-        length = request.chunk_length or CHUNK_LENGTH
+        length = min(request.chunk_length or CHUNK_LENGTH, self._habits.longest_piece)
         while True:
             pieces = [self._piece(part, request) for part in cut(text, length)]
             sums = [(voice + self._positions(piece.text), piece.max_frames) for piece in pieces]
@@ -330,7 +331,7 @@ class Synthesizer:
         bare = self._positions("")
         later = sum(self._positions(piece.text) - bare for piece in pieces[1:])
         return Script(pieces, first, prompt, first.prompt.shape[1] + later, request.max_new_tokens, trusted,
-                      request.conditioned, request.continues)  # fmt: skip
+                      request.conditioned and self._habits.conditioned, request.continues)  # fmt: skip
 
     def _seed(self, request: SpeechRequest) -> int:
         if request.continues is not None:
@@ -389,7 +390,7 @@ class Synthesizer:
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if "temperature" in changes:
             changes["residual_temperature"] = None  # a request's temperature is for all codebooks
-        return replace(self._defaults, **changes)
+        return replace(self._habits.sampling, **changes)
 
 
 def _voice_key(references: Sequence[CodedReference]) -> str:

@@ -15,7 +15,7 @@ from .source import PACKAGE, ROOT, Module, read_package
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 158  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
+MAX_MODULES = 159  # 60 was drawn for the first version; the limit on lines below is the one that keeps it readable
 MAX_LINES = 28_100
 MAX_DEPENDENCIES = 20
 MAX_BROAD_FILES = 3
@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deploy": {"settings", "machine", *SETTINGS},
     "json_fields": WORDS,
     "model_config": {"json_fields", *WORDS},
+    "habits": {"model_config", "json_fields", *WORDS},
     "kernels": set(),
     "audio": WORDS,
     "attention": {"kernels", "config", *WORDS},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "voices": {"audio", "cores", *SETTINGS},
     "engine": {"models", "kernels", "attention", "checkpoint", "cores", *SETTINGS},
     "narration": {"engine", "text", *WORDS},
-    "synthesizer": {"service", "narration", "engine", "text", "voices", *SETTINGS},
+    "synthesizer": {"service", "narration", "engine", "text", "voices", "habits", *SETTINGS},
     "tts": {"synthesizer", "engine", "checkpoint", "embedded", "audio", *SETTINGS},
     "server": {"audio", "recipe", "config", "service", *WORDS},
     "serving": {"server", "synthesizer", "engine", *SETTINGS},

@@ -22,7 +22,7 @@ from training.lm.state import export_model, load_weights
 from training.recipe import FRAME, SAMPLE_RATE, codec_config
 
 from duetts.checkpoint import load_model, randomise_codec
-from duetts.model_config import read_sampling
+from duetts.habits import read_habits
 from duetts.models.codec import Codec
 from duetts.models.kv_cache import FrameCache, KVCache, SeparateRows
 
@@ -178,7 +178,8 @@ def test_weights_travel_and_the_exported_folder_speaks(trainee: Trainee, tmp_pat
     model = load_model(tmp_path / "mini", device=torch.device("cpu"), dtype=torch.float32, codec_dtype=torch.float32)
     for mine, theirs in zip(other.model.parameters(), model.dual_ar.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    assert read_sampling(tmp_path / "mini").residual_temperature == 0.6
+    habits = read_habits(tmp_path / "mini")
+    assert (habits.sampling.residual_temperature, habits.longest_piece, habits.conditioned) == (0.6, 160, False)
     utterance = Task("Yes.", spoken(9, 5)).utterance(temporary_tokenizer()[0], 1)
     [(codes, _)] = speak(model.dual_ar, [utterance])
     assert codes.shape[0] == 8

@@ -66,8 +66,8 @@ def causal_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Trainee(nn.Module):
-    """Both decoders and their losses. `core` is how the slow one attends; `fast_scale` weighs the residual books' sum; `dropout`
-    is the share of what a slow layer adds to the stream that is left out in training."""
+    """Both decoders and their losses. `core` is how the slow one attends; `fast_scale` weighs the residual books' sum.
+    `dropout` is the share of what a slow layer adds to the stream that is left out in training."""
 
     book_weights: Tensor
 
