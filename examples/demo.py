@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SENTENCE = "Hello! This is a small voice, and it lives on your own machine."
-SECOND, VOICE = "And this is somebody else. I learned to speak from one short clip.", "kumo"
+SECOND, VOICE = "And this is somebody else. I learned to speak from one short clip.", "heart-low"
 SEED = 7
 RATE = 44100
 

@@ -26,8 +26,9 @@ def codec_config() -> CodecConfig:
 
 
 SAMPLING: dict[str, float] = {"temperature": 0.7, "top_p": 0.9, "residual_temperature": 0.6}
-# Of long texts: it has learned to say up to 200 characters after one reference, and nothing as what follows something else.
-PIECES: dict[str, int | bool] = {"longest_piece": 160, "condition_on_previous_chunks": False}
+# Of long texts: it has learned to say up to 200 characters of one line after one reference, and nothing as what follows
+# something else.
+PIECES: dict[str, int | bool] = {"longest_piece": 160, "condition_on_previous_chunks": False, "single_line": True}
 ROW = 1024  # positions that training shows at once: the longest pair of clips
 
 

@@ -17,6 +17,7 @@ class Habits:
     sampling: Sampling = field(default_factory=Sampling)
     longest_piece: int = 1000  # UTF-8 bytes, whatever a request says
     conditioned: bool = True  # whether it can speak a piece as what follows the one before
+    single_line: bool = False  # whether line breaks have to be spaces
 
 
 def read_habits(folder: Path) -> Habits:
@@ -37,6 +38,7 @@ def read_habits(folder: Path) -> Habits:
         ),
         longest_piece=source.integer("longest_piece", usual.longest_piece, minimum=50),
         conditioned=source.flag("condition_on_previous_chunks", usual.conditioned),
+        single_line=source.flag("single_line", usual.single_line),
     )
     source.finish()
     return habits

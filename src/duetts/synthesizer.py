@@ -303,7 +303,7 @@ class Synthesizer:
 
     def _piece(self, text: str, request: SpeechRequest) -> Piece:
         frame_rate = self.info.sample_rate / self.info.frame_length
-        text = styled(text, request.instructions)
+        text = styled(" ".join(text.split()) if self._habits.single_line else text, request.instructions)
         most = min(self.limits.max_new_tokens, request.max_piece_frames or self.limits.max_new_tokens)
         return Piece(text, request.max_new_tokens or min(most, frames_bound(text, frame_rate)))
 

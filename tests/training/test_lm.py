@@ -22,7 +22,7 @@ from training.lm.state import export_model, load_weights
 from training.recipe import FRAME, SAMPLE_RATE, codec_config
 
 from duetts.checkpoint import load_model, randomise_codec
-from duetts.habits import read_habits
+from duetts.habits import Habits, read_habits
 from duetts.models.codec import Codec
 from duetts.models.kv_cache import FrameCache, KVCache, SeparateRows
 
@@ -179,7 +179,8 @@ def test_weights_travel_and_the_exported_folder_speaks(trainee: Trainee, tmp_pat
     for mine, theirs in zip(other.model.parameters(), model.dual_ar.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     habits = read_habits(tmp_path / "mini")
-    assert (habits.sampling.residual_temperature, habits.longest_piece, habits.conditioned) == (0.6, 160, False)
+    assert habits == Habits(habits.sampling, longest_piece=160, conditioned=False, single_line=True)
+    assert habits.sampling.residual_temperature == 0.6
     utterance = Task("Yes.", spoken(9, 5)).utterance(temporary_tokenizer()[0], 1)
     [(codes, _)] = speak(model.dual_ar, [utterance])
     assert codes.shape[0] == 8

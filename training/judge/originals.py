@@ -14,7 +14,7 @@ from pathlib import Path
 
 from training.data.clips import make_clip
 from training.data.manifest import Row
-from training.data.speakers import DEFAULT, HELD_OUT, Speaker, blend_speakers, heart_speakers
+from training.data.speakers import DEFAULT, HELD_OUT, Speaker, heart_speakers
 from training.data.teachers import Blends, Heart, Teacher
 from training.data.texts import read_lines
 from training.judge.round_trip import write_wave
@@ -61,23 +61,12 @@ def preset_lines() -> list[Line]:
 
 
 def presets() -> dict[str, Speaker]:
-    """The voices that ship: of those that train, by name. The first is the default voice."""
-    hearts, blends = heart_speakers(), blend_speakers()
-    blended = [speaker for speaker in blends if len(speaker.style) > 2]
-
-    def pure(pack: str, ratio: float) -> Speaker:
-        return min((s for s in blends if s.style == ((pack, 1.0),)), key=lambda speaker: abs(speaker.ratio - ratio))
-
-    return {
-        "heart": DEFAULT,
-        "heart-low": min(hearts, key=lambda speaker: abs(speaker.ratio - 0.84)),
-        "heart-high": min(hearts, key=lambda speaker: abs(speaker.ratio - 1.16)),
-        "kumo": pure("jm_kumo", 1.0),
-        "kumo-low": pure("jm_kumo", 0.86),
-        "alpha": pure("jf_alpha", 1.0),
-        "gongitsune": pure("jf_gongitsune", 1.0),
-        "blend": min(blended, key=lambda speaker: max(weight for _, weight in speaker.style)),
-    }
+    """The voices that ship: of those that train, by name. The first is the default voice. All are the first teacher's: clips of
+    the second are not followed yet (G3 of the model's card)."""
+    hearts = heart_speakers()
+    ratios = {"deep": 0.80, "low": 0.845, "mellow": 0.90, "calm": 0.95, "bright": 1.06, "high": 1.16, "child": 1.22}
+    near = {name: min(hearts, key=lambda speaker: abs(speaker.ratio - ratio)) for name, ratio in ratios.items()}
+    return {"heart": DEFAULT, **{f"heart-{name}": speaker for name, speaker in near.items()}}
 
 
 class Studio:
