@@ -42,7 +42,7 @@ def test_rows_come_from_files_in_order_of_workload_and_load(tmp_path: Path) -> N
     lines = table(tmp_path).splitlines()
     alone = json.loads(MINI)["results"][0]
     first = f"{alone['first_audio_ms_median']:.0f} / {alone['first_audio_ms_worst']:.0f} | {alone['rtf_median']:.2f}"
-    assert lines[2].startswith(f"| **duetts**, duetts-mini, in process | 2 cores | no voice | 1 | {first} | ")
+    assert lines[2].startswith(f"| **duetts**, duetts-mini, in process | 2 cores | default voice | 1 | {first} | ")
     assert lines[4:7] == [
         "| **duetts**, s2-pro, bfloat16 | H200 | known 10 s voice | 1 | 12 / 14 | 0.123 | 401.3 |",
         "| **duetts**, s2-pro, bfloat16 | H200 | no voice | 8 | 12 / ∞ | 0.123 | 401.3 |",
